@@ -1,0 +1,247 @@
+//! What a user chooses.
+
+mod document;
+mod error;
+mod key;
+mod value;
+
+use std::num::NonZeroUsize;
+use std::time::Duration;
+
+use serde::de::Error as _;
+use serde::ser::SerializeMap;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use crate::{Bytes, DType, LayoutOptions, Stage};
+use document::Document;
+pub use error::ConfigError;
+use key::KEYS;
+
+/// Everything a user chooses about sharded training.
+///
+/// Every key has a default, so that an empty file is a configuration; unknown keys, values of a wrong type
+/// and combinations that cannot work are refused with the reason. `docs/configuration.md` lists keys and
+/// defaults.
+///
+/// ```
+/// use zero_core::{Stage, ZeroConfig};
+///
+/// let config = ZeroConfig::from_toml("stage = 2\nclip_norm = 1.0")?;
+/// assert_eq!((config.stage, config.clip_norm), (Stage::Two, Some(1.0)));
+///
+/// let error = ZeroConfig::from_toml("stgae = 2").unwrap_err();
+/// assert_eq!(error.to_string(), "unknown key `stgae`; did you mean `stage`?");
+/// # Ok::<(), zero_core::ConfigError>(())
+/// ```
+///
+/// An application embeds it as a section of its own file, with the same messages:
+///
+/// ```
+/// #[derive(serde::Deserialize)]
+/// struct Job {
+///     steps: usize,
+///     #[serde(default)]
+///     zero: zero_core::ZeroConfig,
+/// }
+///
+/// let error = toml::from_str::<Job>("steps = 10\n[zero]\nclip_norm = 0.0").err().unwrap();
+/// assert!(error.message().starts_with("clip_norm is 0"));
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub struct ZeroConfig {
+    /// What is sharded.
+    pub stage: Stage,
+    /// The most bytes of f32 gradients that are reduced together.
+    pub bucket_bytes: Bytes,
+    /// Parameters of at most this many elements stay gathered at stage 3; 0 for none.
+    pub persistence_threshold: usize,
+    /// Shards begin at multiples of this, in elements.
+    pub alignment: NonZeroUsize,
+    /// The largest global L2 norm a gradient keeps; `None` leaves gradients as they are.
+    pub clip_norm: Option<f64>,
+    /// Where initial values come from.
+    pub seed: u64,
+    /// The longest a rank waits for another, in seconds.
+    pub deadline_seconds: f64,
+}
+
+impl Default for ZeroConfig {
+    fn default() -> Self {
+        let layout = LayoutOptions::default();
+        Self {
+            stage: Stage::Three,
+            bucket_bytes: layout.bucket_bytes,
+            persistence_threshold: 10_000,
+            alignment: layout.alignment,
+            clip_norm: None,
+            seed: 0,
+            deadline_seconds: 300.0,
+        }
+    }
+}
+
+impl ZeroConfig {
+    /// Reads TOML text.
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError::Toml`] for text that is not TOML, a repeated key included; otherwise as
+    /// [`from_toml_table`](Self::from_toml_table).
+    pub fn from_toml(text: &str) -> Result<Self, ConfigError> {
+        let document = toml::from_str::<Document>(text).map_err(|source| {
+            let before = source.span().and_then(|span| text.get(..span.start)).unwrap_or("");
+            ConfigError::Toml { line: before.matches('\n').count() + 1, source: Box::new(source) }
+        })?;
+        Self::read(document)
+    }
+
+    /// Reads a table of an application's TOML document, such as its `[zero]` section.
+    ///
+    /// # Errors
+    ///
+    /// A [`ConfigError`] that names the key: unknown, of a wrong type, out of range, or in a combination that
+    /// cannot work.
+    pub fn from_toml_table(table: toml::Table) -> Result<Self, ConfigError> {
+        let document = table
+            .try_into::<Document>()
+            .map_err(|source| ConfigError::Toml { line: 1, source: Box::new(source) })?;
+        Self::read(document)
+    }
+
+    /// Reads JSON text: one object.
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError::Json`] for text that is not a JSON object, [`ConfigError::DuplicateKey`] for a repeated
+    /// key; otherwise as [`from_toml_table`](Self::from_toml_table).
+    pub fn from_json(text: &str) -> Result<Self, ConfigError> {
+        Self::read(serde_json::from_str(text)?)
+    }
+
+    /// The configuration as TOML, which reads back as the same value if it is [valid](Self::validate).
+    ///
+    /// A key that is not set, or would be refused for having no effect, is left out.
+    pub fn to_toml(&self) -> String {
+        self.entries().map(|(name, value)| format!("{name} = {value}\n")).collect()
+    }
+
+    /// Whether the values can work, alone and together. Everything that reads a configuration has asked
+    /// already.
+    ///
+    /// # Errors
+    ///
+    /// The [`ConfigError`] of the first value that cannot.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        for (key, number) in [
+            ("bucket_bytes", self.bucket_bytes.get()),
+            ("persistence_threshold", self.persistence_threshold as u64),
+            ("alignment", self.alignment.get() as u64),
+            ("seed", self.seed),
+        ] {
+            if i64::try_from(number).is_err() {
+                return Err(ConfigError::OutOfRange {
+                    key,
+                    found: number.to_string(),
+                    allowed: "at most 9223372036854775807, the largest integer TOML can hold",
+                });
+            }
+        }
+        if self.bucket_bytes.get() < DType::F32.size() as u64 {
+            return Err(ConfigError::BucketTooSmall { bytes: self.bucket_bytes.get() });
+        }
+        // The default has to be legal at every stage, so that `stage = 1` alone is a configuration.
+        if self.persistence_threshold != Self::default().persistence_threshold {
+            self.refuse_idle_threshold()?;
+        }
+        match self.clip_norm {
+            Some(norm) if !(norm.is_finite() && norm > 0.0) => Err(ConfigError::ClipNorm { norm }),
+            _ => Ok(()),
+        }?;
+        match Duration::try_from_secs_f64(self.deadline_seconds) {
+            Ok(deadline) if !deadline.is_zero() => Ok(()),
+            _ => Err(ConfigError::Deadline { seconds: self.deadline_seconds }),
+        }
+    }
+
+    /// What a [`Layout`](crate::Layout) takes from the configuration.
+    pub fn layout_options(&self) -> LayoutOptions {
+        LayoutOptions {
+            alignment: self.alignment,
+            bucket_bytes: self.bucket_bytes,
+            persistence_threshold: self.persistence_threshold,
+        }
+    }
+
+    /// The longest a rank waits for another. Seconds that are no duration, which
+    /// [`validate`](Self::validate) refuses, become the nearest one, and not a number becomes zero.
+    pub fn deadline(&self) -> Duration {
+        let nearest = if self.deadline_seconds > 0.0 { Duration::MAX } else { Duration::ZERO };
+        Duration::try_from_secs_f64(self.deadline_seconds).unwrap_or(nearest)
+    }
+
+    /// Every key with its default, unit and meaning, as a Markdown table.
+    pub fn defaults_table() -> String {
+        let default = Self::default();
+        let mut table = String::from("| key | default | unit | what |\n| --- | --- | --- | --- |\n");
+        for key in &KEYS {
+            let value = (key.get)(&default).map_or("not set".into(), |value| format!("`{value}`"));
+            table += &format!("| `{}` | {value} | {} | {} |\n", key.name, key.unit, key.what);
+        }
+        table
+    }
+
+    fn read(document: Document) -> Result<Self, ConfigError> {
+        let mut config = Self::default();
+        let mut seen: Vec<&str> = Vec::new();
+        for (name, value) in document.entries() {
+            let key = KEYS
+                .iter()
+                .find(|key| key.name == name)
+                .ok_or_else(|| ConfigError::unknown_key(name, KEYS.iter().map(|key| key.name)))?;
+            if seen.contains(&key.name) {
+                return Err(ConfigError::DuplicateKey { key: key.name });
+            }
+            seen.push(key.name);
+            (key.set)(&mut config, value, key.name)?;
+        }
+        if seen.contains(&"persistence_threshold") {
+            config.refuse_idle_threshold()?;
+        }
+        config.validate()?;
+        Ok(config)
+    }
+
+    fn refuse_idle_threshold(&self) -> Result<(), ConfigError> {
+        if self.persistence_threshold > 0 && !self.stage.shards_parameters() {
+            return Err(ConfigError::IdleThreshold {
+                threshold: self.persistence_threshold,
+                stage: self.stage,
+            });
+        }
+        Ok(())
+    }
+
+    /// What a file has to say: every key that is set and has an effect.
+    fn entries(&self) -> impl Iterator<Item = (&'static str, value::Value)> {
+        let idle = |name| name == "persistence_threshold" && self.refuse_idle_threshold().is_err();
+        KEYS.iter()
+            .filter(move |key| !idle(key.name))
+            .filter_map(|key| (key.get)(self).map(|value| (key.name, value)))
+    }
+}
+
+impl Serialize for ZeroConfig {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(None)?;
+        for (name, value) in self.entries() {
+            map.serialize_entry(name, &value)?;
+        }
+        map.end()
+    }
+}
+
+impl<'de> Deserialize<'de> for ZeroConfig {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Self::read(Document::deserialize(deserializer)?).map_err(D::Error::custom)
+    }
+}

@@ -1,0 +1,82 @@
+//! Plain arithmetic and plain data of ZeRO training: who owns which elements, what is reduced and gathered
+//! together, how much memory that takes, and what a user can choose.
+//!
+//! No I/O, no threads, no tensors: every function is total and every result the same on every rank.
+//!
+//! ```
+//! use zero_core::memory::{self, OptimizerCost};
+//! use zero_core::{DType, Layout, ParameterSpec, Rank, WorldSize, ZeroConfig};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let config = ZeroConfig::from_toml("stage = 3\npersistence_threshold = 100")?;
+//! let spec = |name: &str, shape: &[usize]| ParameterSpec {
+//!     name: name.into(),
+//!     shape: shape.into(),
+//!     dtype: DType::F32,
+//!     trainable: true,
+//!     aliases: vec![],
+//! };
+//! let specs = vec![spec("blocks.0.fc.weight", &[64, 30]), spec("blocks.0.fc.bias", &[30])];
+//! let world = WorldSize::new(4).ok_or("a world has at least one rank")?;
+//! let layout = Layout::new(specs, world, config.layout_options())?;
+//!
+//! let weight = layout.find("blocks.0.fc.weight").ok_or("stated above")?;
+//! assert_eq!(weight.partition().range(Rank::new(1)), 480..960);
+//! assert!(layout.find("blocks.0.fc.bias").is_some_and(|bias| bias.persistent()));
+//!
+//! let plan = memory::plan_largest(&layout, config.stage, DType::BF16, OptimizerCost::ADAMW);
+//! assert_eq!(plan.gathered.to_string(), "3.8 KiB");
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Modules
+//!
+//! Everything but the planner's functions is at the crate root.
+//!
+//! - `rank`, `dtype`, `bytes`: [`Rank`], [`WorldSize`], [`DType`] and [`Bytes`], so that integers do not mix.
+//! - `partition`: [`Partition`], the rule that makes shards.
+//! - `reshard`: [`reshard()`], from the shards of one partition to those of another, by [`Move`]s.
+//! - `parameter`, `layout`: [`ParameterSpec`], [`Parameter`] and the [`Layout`] of a model.
+//! - `bucket`: [`Bucket`], gradients reduced together, and the [`Segment`]s of its buffer.
+//! - `unit`: [`Unit`], parameters gathered together.
+//! - `stage`: [`Stage`], what is sharded.
+//! - [`memory`]: bytes per rank, from the layout.
+//! - `estimate`: what DeepSpeed would estimate, [`deepspeed_zero2`] and [`deepspeed_zero3`].
+//! - `config`: [`ZeroConfig`], what a user chooses, from TOML or JSON.
+//! - `nearest`: [`nearest()`], the key somebody meant.
+//!
+//! # Features
+//!
+//! None.
+
+mod bucket;
+mod bytes;
+mod config;
+mod dtype;
+mod estimate;
+mod fingerprint;
+mod layout;
+pub mod memory;
+mod nearest;
+mod parameter;
+mod partition;
+mod rank;
+mod reshard;
+mod stage;
+mod unit;
+
+pub use bucket::{Bucket, Segment};
+pub use bytes::Bytes;
+pub use config::{ConfigError, ZeroConfig};
+pub use dtype::DType;
+pub use estimate::{DeepSpeedEstimate, DeepSpeedJob, DeepSpeedOffload, deepspeed_zero2, deepspeed_zero3};
+pub use layout::{Layout, LayoutError, LayoutOptions};
+pub use memory::{MemoryPlan, OptimizerCost, StateBytes};
+pub use nearest::nearest;
+pub use parameter::{Parameter, ParameterIndex, ParameterSpec};
+pub use partition::Partition;
+pub use rank::{Rank, WorldSize};
+pub use reshard::{Move, ReshardError, reshard};
+pub use stage::{Stage, StageError};
+pub use unit::Unit;

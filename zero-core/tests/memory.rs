@@ -1,0 +1,135 @@
+//! Bytes per rank.
+
+use proptest::prelude::*;
+use zero_core::memory::{plan, plan_largest};
+use zero_core::{
+    Bytes, DType, Layout, LayoutOptions, MemoryPlan, OptimizerCost, ParameterSpec, Rank, Stage, StateBytes,
+    WorldSize,
+};
+
+fn spec(name: &str, numel: usize, trainable: bool) -> ParameterSpec {
+    ParameterSpec { name: name.into(), shape: vec![numel], dtype: DType::F32, trainable, aliases: vec![] }
+}
+
+/// Over two ranks: 10 trainable elements (5 and 5) and 3 persistent ones (2 and 1) in one unit, 7 frozen ones
+/// (4 and 3) in another.
+fn example(world: usize) -> Layout {
+    let specs = vec![spec("fc.weight", 10, true), spec("fc.bias", 3, true), spec("embed.weight", 7, false)];
+    let options =
+        LayoutOptions { bucket_bytes: Bytes::new(40), persistence_threshold: 3, ..LayoutOptions::default() };
+    Layout::new(specs, WorldSize::new(world).unwrap(), options).unwrap()
+}
+
+fn expected(parameters: u64, gradients: u64, optimizer: u64, gathered: u64, bucket: u64) -> MemoryPlan {
+    let [parameters, gradients, optimizer, gathered, bucket] =
+        [parameters, gradients, optimizer, gathered, bucket].map(Bytes::new);
+    MemoryPlan { state: StateBytes { parameters, gradients, optimizer }, gathered, bucket }
+}
+
+#[test]
+fn a_bf16_plan_is_what_one_counts_by_hand() {
+    let layout = example(2);
+    let plan = |stage, rank| plan(&layout, stage, DType::BF16, OptimizerCost::ADAMW, Rank::new(rank));
+    for rank in [0, 1] {
+        assert_eq!(plan(Stage::Zero, rank), expected(20 * 4 + 20 * 2, 13 * 4, 13 * 8, 0, 0));
+    }
+    assert_eq!(plan(Stage::One, 0), expected(20 * 2 + 11 * 4, 13 * 4, 7 * 8, 0, 0));
+    assert_eq!(plan(Stage::One, 1), expected(20 * 2 + 9 * 4, 13 * 4, 6 * 8, 0, 0));
+    assert_eq!(plan(Stage::Two, 0), expected(20 * 2 + 11 * 4, 7 * 4, 7 * 8, 0, 10 * 4));
+    assert_eq!(plan(Stage::Two, 1), expected(20 * 2 + 9 * 4, 6 * 4, 6 * 8, 0, 10 * 4));
+    assert_eq!(plan(Stage::Three, 0), expected(9 * 4 + 3 * 2 + 2 * 4, 7 * 4, 7 * 8, (10 + 7) * 2, 10 * 4));
+    assert_eq!(plan(Stage::Three, 1), expected(8 * 4 + 3 * 2 + 4, 6 * 4, 6 * 8, (10 + 7) * 2, 10 * 4));
+}
+
+#[test]
+fn an_f32_plan_counts_no_masters_beside_the_replica() {
+    let layout = example(2);
+    let plan = |stage| plan(&layout, stage, DType::F32, OptimizerCost::MOMENTUM, Rank::ROOT);
+    assert_eq!(plan(Stage::Zero), expected(20 * 4, 13 * 4, 13 * 4, 0, 0));
+    assert_eq!(plan(Stage::One), expected(20 * 4, 13 * 4, 7 * 4, 0, 0));
+    assert_eq!(plan(Stage::Two), expected(20 * 4, 7 * 4, 7 * 4, 0, 10 * 4));
+    assert_eq!(plan(Stage::Three), expected(9 * 4 + 3 * 4, 7 * 4, 7 * 4, (10 + 7) * 4, 10 * 4));
+}
+
+#[test]
+fn in_a_world_of_one_every_stage_needs_the_same_in_f32() {
+    let plans = Stage::ALL.map(|stage| plan_largest(&example(1), stage, DType::F32, OptimizerCost::ADAMW));
+    assert_eq!(plans, [expected(20 * 4, 13 * 4, 13 * 8, 0, 0); 4]);
+}
+
+#[test]
+fn plain_sgd_has_no_optimizer_state() {
+    for stage in Stage::ALL {
+        let plan = plan(&example(2), stage, DType::F32, OptimizerCost::SGD, Rank::ROOT);
+        assert_eq!(plan.state.optimizer, Bytes::ZERO);
+    }
+}
+
+#[test]
+fn a_rank_outside_of_the_world_owns_no_shards() {
+    let plan = plan(&example(2), Stage::Three, DType::F32, OptimizerCost::ADAMW, Rank::new(2));
+    assert_eq!(plan.state, expected(3 * 4, 0, 0, 0, 0).state);
+}
+
+#[test]
+fn the_largest_model_saturates() {
+    let specs = vec![spec("a", usize::MAX, true)];
+    let layout = Layout::new(specs, WorldSize::ONE, LayoutOptions::default()).unwrap();
+    let plan = plan_largest(&layout, Stage::Zero, DType::BF16, OptimizerCost::ADAMW);
+    assert_eq!(plan.state.total(), Bytes::new(u64::MAX));
+}
+
+fn maximum(plans: &[MemoryPlan]) -> MemoryPlan {
+    let most = |field: fn(&MemoryPlan) -> Bytes| plans.iter().map(field).max().unwrap();
+    MemoryPlan {
+        state: StateBytes {
+            parameters: most(|plan| plan.state.parameters),
+            gradients: most(|plan| plan.state.gradients),
+            optimizer: most(|plan| plan.state.optimizer),
+        },
+        gathered: most(|plan| plan.gathered),
+        bucket: most(|plan| plan.bucket),
+    }
+}
+
+proptest! {
+    #[test]
+    fn shards_of_all_ranks_sum_to_one_whole_and_none_exceeds_the_largest_plan(
+        world in 1..=17_usize,
+        alignment in 1..=8_usize,
+        numels in prop::collection::vec((0..=71_usize, any::<bool>()), 0..6),
+        compute in prop::sample::select(vec![DType::F32, DType::BF16]),
+    ) {
+        let specs = numels.iter().enumerate().map(|(at, &(numel, trainable))| {
+            spec(&format!("m{}.p{at}", at / 2), numel, trainable)
+        });
+        let options = LayoutOptions { alignment: alignment.try_into().unwrap(), ..LayoutOptions::default() };
+        let layout = Layout::new(specs.collect(), WorldSize::new(world).unwrap(), options).unwrap();
+        for stage in Stage::ALL {
+            let plans: Vec<_> = layout
+                .world_size()
+                .ranks()
+                .map(|rank| plan(&layout, stage, compute, OptimizerCost::ADAMW, rank))
+                .collect();
+            prop_assert_eq!(plan_largest(&layout, stage, compute, OptimizerCost::ADAMW), maximum(&plans));
+
+            let sum = |field: fn(&StateBytes) -> Bytes| -> Bytes {
+                plans.iter().map(|plan| field(&plan.state)).sum()
+            };
+            let whole = |numel: usize, bytes: usize, sharded: bool| {
+                Bytes::new((numel * bytes * if sharded { 1 } else { world }) as u64)
+            };
+            let (all, trainable) = (layout.numel(), layout.trainable_numel());
+            prop_assert_eq!(sum(|state| state.optimizer), whole(trainable, 8, stage.shards_optimizer()));
+            prop_assert_eq!(sum(|state| state.gradients), whole(trainable, 4, stage.shards_gradients()));
+            if stage.shards_parameters() {
+                prop_assert_eq!(sum(|state| state.parameters), whole(all, 4, true));
+            } else if compute == DType::F32 {
+                prop_assert_eq!(sum(|state| state.parameters), whole(all, 4, false));
+            } else {
+                let masters = whole(all, 4, stage.shards_optimizer());
+                prop_assert_eq!(sum(|state| state.parameters), masters + whole(all, 2, false));
+            }
+        }
+    }
+}
