@@ -1,0 +1,227 @@
+//! The pool that buffers come from and return to.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use zero_core::Bytes;
+
+use crate::buffer::HostBuffer;
+use crate::memory::Memory;
+
+/// How a [`HostPool`] behaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PoolOptions {
+    /// How many bytes of idle memory may be kept for reuse. What is returned beyond it pushes out the buffers
+    /// that have been idle longest; a single buffer larger than this is freed at once. Default: 256 MiB.
+    pub retain: Bytes,
+}
+
+impl Default for PoolOptions {
+    fn default() -> Self {
+        Self { retain: Bytes::new(256 << 20) }
+    }
+}
+
+/// A pool of host buffers of exact sizes that counts what it lends.
+///
+/// Training asks for the same few sizes in every step, so only an idle buffer of *equal* size is reused:
+/// nothing is rounded up, and what [`live`](Self::live) says is what was asked for. (Alignment costs up to 63
+/// bytes more in each allocation; they are not counted.)
+///
+/// A handle is cheap to clone, and all clones are the same pool. Every method may be called from any thread;
+/// counters are read and written under one lock and hence agree with each other.
+///
+/// ```
+/// use zero_core::Bytes;
+/// use zero_offload::{HostPool, PoolOptions};
+///
+/// let pool = HostPool::new(PoolOptions { retain: Bytes::new(100) });
+/// let (small, large) = (pool.take(60), pool.take(200));
+/// drop((small, large));
+/// assert_eq!(pool.idle(), Bytes::new(60)); // the large one would not have fitted
+/// assert_eq!(pool.peak(), Bytes::new(260));
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct HostPool {
+    shared: Arc<Shared>,
+}
+
+impl HostPool {
+    /// An empty pool.
+    pub fn new(options: PoolOptions) -> Self {
+        Self { shared: Arc::new(Shared { options, state: Mutex::default() }) }
+    }
+
+    /// Lends a buffer of exactly `bytes` bytes.
+    ///
+    /// The contents are unspecified: zeros, or what the last user of the memory left. 0 bytes need no memory
+    /// and count as nothing.
+    ///
+    /// # Panics
+    ///
+    /// If the allocator has no such memory to give.
+    pub fn take(&self, bytes: usize) -> HostBuffer {
+        let memory = match bytes {
+            0 => Memory::default(),
+            _ => self.shared.take(bytes),
+        };
+        HostBuffer::new(memory, Arc::clone(&self.shared))
+    }
+
+    /// Bytes on loan now.
+    pub fn live(&self) -> Bytes {
+        Bytes::new(self.shared.lock().live)
+    }
+
+    /// The most bytes that were on loan at once since the pool was made or [`reset_peak`](Self::reset_peak)
+    /// was called.
+    pub fn peak(&self) -> Bytes {
+        Bytes::new(self.shared.lock().peak)
+    }
+
+    /// Starts a new measurement of the [`peak`](Self::peak) at what is on loan now.
+    pub fn reset_peak(&self) {
+        let mut state = self.shared.lock();
+        state.peak = state.live;
+    }
+
+    /// Bytes kept for reuse now; never more than [`PoolOptions::retain`].
+    pub fn idle(&self) -> Bytes {
+        Bytes::new(self.shared.lock().idle.bytes)
+    }
+
+    /// How many buffers were allocated rather than reused, since the pool was made.
+    pub fn allocations(&self) -> u64 {
+        self.shared.lock().allocations
+    }
+
+    /// Frees all idle memory.
+    pub fn trim(&self) {
+        let idle = std::mem::take(&mut self.shared.lock().idle);
+        drop(idle);
+    }
+}
+
+/// What the handles of a pool and its buffers share.
+#[derive(Default)]
+pub(crate) struct Shared {
+    options: PoolOptions,
+    state: Mutex<State>,
+}
+
+impl Shared {
+    fn take(&self, bytes: usize) -> Memory {
+        let reused = {
+            let mut state = self.lock();
+            let reused = state.idle.pop(bytes);
+            if reused.is_some() {
+                state.lend(bytes);
+            }
+            reused
+        };
+        // Zeroing a large buffer takes long: others must not wait for it.
+        reused.unwrap_or_else(|| {
+            let memory = Memory::zeroed(bytes);
+            let mut state = self.lock();
+            state.allocations += 1;
+            state.lend(bytes);
+            memory
+        })
+    }
+
+    /// Ends a loan.
+    pub(crate) fn give_back(&self, memory: Memory) {
+        let bytes = memory.len() as u64;
+        if bytes == 0 {
+            return;
+        }
+        let mut freed = Vec::new();
+        let mut state = self.lock();
+        state.live -= bytes;
+        let retain = self.options.retain.get();
+        if bytes > retain {
+            freed.push(memory);
+        } else {
+            while state.idle.bytes > retain - bytes {
+                freed.extend(state.idle.pop_oldest());
+            }
+            state.idle.push(memory);
+        }
+        // Freeing is for after the lock.
+        drop(state);
+        drop(freed);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Nothing between lock and unlock leaves the counters half changed, so poison has nothing to tell.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let state = self.lock();
+        f.debug_struct("Shared")
+            .field("options", &self.options)
+            .field("live", &state.live)
+            .field("peak", &state.peak)
+            .field("idle", &state.idle.bytes)
+            .field("allocations", &state.allocations)
+            .finish()
+    }
+}
+
+#[derive(Default)]
+struct State {
+    live: u64,
+    peak: u64,
+    allocations: u64,
+    idle: Idle,
+}
+
+impl State {
+    fn lend(&mut self, bytes: usize) {
+        self.live += bytes as u64;
+        self.peak = self.peak.max(self.live);
+    }
+}
+
+/// Memory that waits for reuse, found by size and by age.
+#[derive(Default)]
+struct Idle {
+    bytes: u64,
+    /// The age of the next buffer; greater is younger.
+    next: u64,
+    by_size: BTreeMap<(usize, u64), Memory>,
+    /// The size of the buffer of each age: the other half of the key above.
+    by_age: BTreeMap<u64, usize>,
+}
+
+impl Idle {
+    fn push(&mut self, memory: Memory) {
+        let (size, age) = (memory.len(), self.next);
+        self.next += 1;
+        self.bytes += size as u64;
+        self.by_age.insert(age, size);
+        self.by_size.insert((size, age), memory);
+    }
+
+    /// The youngest buffer of exactly `size` bytes: the likeliest still in a cache.
+    fn pop(&mut self, size: usize) -> Option<Memory> {
+        let (&key, _) = self.by_size.range((size, 0)..=(size, u64::MAX)).next_back()?;
+        self.by_age.remove(&key.1);
+        self.remove(key)
+    }
+
+    fn pop_oldest(&mut self) -> Option<Memory> {
+        let (age, size) = self.by_age.pop_first()?;
+        self.remove((size, age))
+    }
+
+    fn remove(&mut self, key: (usize, u64)) -> Option<Memory> {
+        let memory = self.by_size.remove(&key)?;
+        self.bytes -= key.0 as u64;
+        Some(memory)
+    }
+}
