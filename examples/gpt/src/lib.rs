@@ -1,0 +1,35 @@
+//! The main job: a byte-level GPT that trains with its state sharded over in-process ranks.
+//!
+//! ```
+//! use burn::tensor::{Device, Int, Tensor};
+//! use gpt::GptConfig;
+//!
+//! let device = Device::default();
+//! let config = GptConfig { context: 8, dim: 16, heads: 2, layers: 1, ..GptConfig::default() };
+//! let tokens = Tensor::<2, Int>::zeros([3, 8], &device);
+//! let loss = config.init(&device).loss(tokens.clone(), tokens);
+//! assert!((loss.into_scalar::<f32>() - 256.0_f32.ln()).abs() < 0.2);
+//! ```
+//!
+//! - [`model`]: the GPT, plain Burn.
+//! - [`corpus`], [`rows`]: text as rows of bytes.
+//! - [`settings`]: defaults, a file ([`train_config`] is its `[train]`) over them, [`flags`] over both.
+//! - [`learner`]: what the two ways to train have in common: [`sharded`] and [`plain`].
+//! - [`run`]: the whole run; [`metrics`], [`report`], [`sample`], [`chart`]: what comes out of it.
+
+pub mod chart;
+pub mod corpus;
+pub mod flags;
+pub mod learner;
+pub mod metrics;
+pub mod model;
+pub mod plain;
+pub mod report;
+pub mod rows;
+pub mod run;
+pub mod sample;
+pub mod settings;
+pub mod sharded;
+pub mod train_config;
+
+pub use model::{Gpt, GptConfig};

@@ -1,0 +1,33 @@
+//! `cargo run --release -p gpt`: see `--help`.
+
+use std::process::ExitCode;
+
+use clap::Parser as _;
+use gpt::flags::Flags;
+use gpt::settings::Settings;
+
+fn main() -> ExitCode {
+    tracing_subscriber::fmt()
+        .with_env_filter(
+            tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "warn".into()),
+        )
+        .with_writer(std::io::stderr)
+        .init();
+    let flags = match Flags::try_parse() {
+        Ok(flags) => flags,
+        // `--help` and `--version` arrive as errors, too.
+        Err(error) if !error.use_stderr() => error.exit(),
+        Err(error) => {
+            let told = error.to_string();
+            eprintln!("{}; see --help", told.lines().next().unwrap_or("error: bad flags"));
+            return ExitCode::from(2);
+        }
+    };
+    match Settings::new(flags).and_then(|settings| gpt::run::run(&settings)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

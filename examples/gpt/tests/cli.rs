@@ -1,0 +1,153 @@
+//! The binary as a user meets it.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Output};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+const TINY: &str = "[model]\ncontext = 16\ndim = 16\nheads = 2\nlayers = 2\n\
+                    [train]\nbatch = 5\nsteps = 4\nwarmup = 1\nsample = 12\nheld_out_rows = 5\n";
+
+fn gpt(folder: &Path, arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_gpt"))
+        .args(arguments)
+        .current_dir(folder)
+        .output()
+        .expect("the binary was built")
+}
+
+fn folder() -> TempDir {
+    let folder = TempDir::new().unwrap();
+    fs::write(folder.path().join("tiny.toml"), TINY).unwrap();
+    let text: String =
+        (0..400).map(|line| format!("line {line} of a text about {}\n", line * line)).collect();
+    fs::write(folder.path().join("text.txt"), text).unwrap();
+    folder
+}
+
+/// Runs with metrics, and gives them with what was printed.
+fn train(folder: &TempDir, arguments: &[&str]) -> (Vec<Value>, String) {
+    let mut all = vec!["--config", "tiny.toml", "--corpus", "text.txt", "--metrics", "metrics.jsonl"];
+    all.extend(arguments);
+    let output = gpt(folder.path(), &all);
+    let printed = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{all:?}: {printed}{}", String::from_utf8_lossy(&output.stderr));
+    let metrics = fs::read_to_string(folder.path().join("metrics.jsonl")).unwrap();
+    (metrics.lines().map(|line| serde_json::from_str(line).unwrap()).collect(), printed)
+}
+
+fn losses(metrics: &[Value]) -> Vec<f64> {
+    metrics.iter().map(|record| record["loss"].as_f64().unwrap()).collect()
+}
+
+#[test]
+fn a_run_ends_with_losses_a_sample_a_table_and_a_curve() {
+    let folder = folder();
+    let (metrics, printed) = train(&folder, &[]);
+    assert_eq!(metrics.len(), 4);
+    let keys = [
+        "step",
+        "loss",
+        "grad_norm",
+        "lr",
+        "tokens_per_second",
+        "parameter_bytes",
+        "gradient_bytes",
+        "optimizer_bytes",
+        "gathered_peak_bytes",
+    ];
+    for (at, record) in metrics.iter().enumerate() {
+        assert_eq!(record["step"], at + 1);
+        for key in keys {
+            assert!(record[key].is_number(), "{key} in {record}");
+        }
+    }
+    for part in ["bits per byte", "held out", "sample:", "measured", "stage 3*", "optimizer", "step 4/4"] {
+        assert!(printed.contains(part), "{part} in {printed}");
+    }
+    let curve = fs::read_to_string(folder.path().join("gpt-loss.svg")).unwrap();
+    assert!(curve.contains("<svg") && curve.contains("polyline"));
+}
+
+#[test]
+fn ranks_stages_and_burn_alone_give_the_same_losses() {
+    let folder = folder();
+    let reference = losses(&train(&folder, &["--plain"]).0);
+    for ranks in ["1", "2", "3", "7"] {
+        for stage in ["0", "1", "2", "3"] {
+            let run = losses(&train(&folder, &["--ranks", ranks, "--stage", stage]).0);
+            assert_eq!(run.len(), 4);
+            for (loss, expected) in run.iter().zip(&reference) {
+                assert!(
+                    (loss - expected).abs() < 1e-4 * expected,
+                    "{run:?} and {reference:?}, {ranks} ranks"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn the_seed_alone_decides() {
+    let folder = folder();
+    let run = |seed| losses(&train(&folder, &["--seed", seed]).0);
+    assert_eq!(run("3"), run("3"));
+    assert_ne!(run("3"), run("4"));
+}
+
+#[test]
+fn flags_win_over_the_file() {
+    let folder = folder();
+    assert_eq!(train(&folder, &["--steps", "2"]).0.len(), 2);
+}
+
+#[test]
+fn what_cannot_work_is_one_clear_line() {
+    let folder = folder();
+    fs::create_dir(folder.path().join("empty")).unwrap();
+    fs::write(folder.path().join("short.txt"), "short").unwrap();
+    let files = [
+        ("key.toml", "[train]\nstep = 3\n"),
+        ("section.toml", "[zeros]\nstage = 3\n"),
+        ("zero.toml", "[zero]\nstage = 5\n"),
+        ("type.toml", "[model]\ndim = \"wide\"\n"),
+        ("huge.toml", "[model]\ndim = 4000000000\n"),
+        ("heads.toml", "[model]\ndim = 10\nheads = 3\n"),
+        ("syntax.toml", "[model\n"),
+    ];
+    for (name, text) in files {
+        fs::write(folder.path().join(name), text).unwrap();
+    }
+    let cases: [(&[&str], &str); 20] = [
+        (&["--config", "missing.toml"], "missing.toml"),
+        (&["--config", "key.toml"], "did you mean `steps`?"),
+        (&["--config", "section.toml"], "did you mean `zero`?"),
+        (&["--config", "zero.toml"], "stage"),
+        (&["--config", "type.toml"], "type.toml"),
+        (&["--config", "heads.toml"], "heads"),
+        (&["--config", "huge.toml"], "parameters"),
+        (&["--config", "syntax.toml"], "syntax.toml"),
+        (&["--corpus", "missing"], "missing"),
+        (&["--corpus", "empty"], "no text files"),
+        (&["--corpus", "short.txt"], "too short"),
+        (&["--ranks", "0"], "ranks"),
+        (&["--steps", "0"], "steps"),
+        (&["--steps", "18446744073709551615"], "steps"),
+        (&["--ranks", "40000"], "ranks"),
+        (&["--corpus", "text.txt", "--metrics", "./text.txt"], "overwrite"),
+        (&["--stage", "4"], "stage"),
+        (&["--ranks"], "ranks"),
+        (&["--plain", "--stage", "1"], "--plain"),
+        (&["--metrics", "nowhere/metrics.jsonl"], "nowhere"),
+    ];
+    for (arguments, expected) in cases {
+        let output = gpt(folder.path(), arguments);
+        let told = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success(), "{arguments:?}");
+        assert!(told.contains(expected), "{arguments:?}: {told}");
+        assert_eq!(told.lines().count(), 1, "{arguments:?}: {told}");
+        assert!(told.starts_with("error: "), "{arguments:?}: {told}");
+    }
+}

@@ -1,0 +1,126 @@
+//! What a module consists of: parameters by path, in traversal order, each once.
+
+use std::collections::{HashMap, HashSet};
+
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
+use burn::tensor::{Device, Tensor};
+use zero_core::{DType, ParameterSpec};
+
+use crate::ZeroError;
+
+/// The parameters of a module, none of them initialised by looking.
+#[derive(Debug, Default)]
+pub(crate) struct Census {
+    /// In traversal order; `trainable` is not known before initialisation and stands as `true`.
+    pub(crate) specs: Vec<ParameterSpec>,
+    /// Position in `specs` by id; a tied parameter has one id at several paths.
+    pub(crate) positions: HashMap<ParamId, usize>,
+    path: Vec<String>,
+    /// State that layers keep for themselves (running statistics): visited like parameters, but not parameters.
+    buffers: HashSet<ParamId>,
+    device: Option<Device>,
+    error: Option<ZeroError>,
+}
+
+impl Census {
+    /// Counts `module`, whose parameters must be on `device`.
+    pub(crate) fn of<M: Module>(module: &M, device: &Device) -> Result<Self, ZeroError> {
+        let mut census = Self { buffers: buffers(module), device: Some(device.clone()), ..Self::default() };
+        module.visit(&mut census);
+        match census.error.take() {
+            Some(error) => Err(error),
+            None => Ok(census),
+        }
+    }
+
+    fn refuse(&mut self, reason: impl Into<String>) {
+        let name = self.path.join(".");
+        self.error.get_or_insert(ZeroError::UnsupportedParameter { name, reason: reason.into() });
+    }
+}
+
+impl ModuleVisitor for Census {
+    fn enter_module(&mut self, name: &str, container_type: &str) {
+        if container_type == "Reparameterization" {
+            self.refuse(format!(
+                "it already carries the reparameterization `{name}`; materialize it, or shard the model first"
+            ));
+        }
+        self.path.push(name.to_owned());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container_type: &str) {
+        self.path.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if self.buffers.contains(&param.id) {
+            return;
+        }
+        let path = self.path.join(".");
+        if let Some(&position) = self.positions.get(&param.id) {
+            self.specs[position].aliases.push(path);
+            return;
+        }
+        if D == 0 {
+            self.refuse("it has no dimension to shard along; give a scalar the shape [1]");
+        }
+        // The only sign of them that can be seen from here without initialising the parameter.
+        let shown = format!("{param:?}");
+        if shown.contains("load: true") || shown.contains("save: true") {
+            self.refuse("it is stored in another layout than it is used in (`LinearLayout::Col` is); use the usual one");
+        }
+        let device = param.lazy_device();
+        let expected = self.device.as_ref();
+        if expected
+            .is_some_and(|expected| *expected != device || expected.is_autodiff() != device.is_autodiff())
+        {
+            self.refuse("it is not on the device that was passed to the model's constructor");
+        }
+        self.positions.insert(param.id, self.specs.len());
+        self.specs.push(ParameterSpec {
+            name: path,
+            shape: param.lazy_shape().to_vec(),
+            dtype: DType::F32,
+            trainable: true,
+            aliases: Vec::new(),
+        });
+    }
+}
+
+/// Layers show their running state to visitors as a parameter without gradient. What tells it from a frozen
+/// parameter is that nothing can make it require one.
+fn buffers<M: Module>(module: &M) -> HashSet<ParamId> {
+    let mut still = Ungraded::default();
+    module.visit(&mut still);
+    if still.0.is_empty() {
+        return still.0;
+    }
+    let tried = module.clone().map(&mut Unfreeze(&still.0));
+    let mut buffers = Ungraded::default();
+    tried.visit(&mut buffers);
+    buffers.0
+}
+
+/// Initialised float values that do not require a gradient. Running state is always initialised.
+#[derive(Default)]
+struct Ungraded(HashSet<ParamId>);
+
+impl ModuleVisitor for Ungraded {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if param.is_initialized() && !param.is_require_grad() {
+            self.0.insert(param.id);
+        }
+    }
+}
+
+struct Unfreeze<'a>(&'a HashSet<ParamId>);
+
+impl ModuleMapper for Unfreeze<'_> {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        match self.0.contains(&param.id) {
+            true => param.set_require_grad(true),
+            false => param,
+        }
+    }
+}

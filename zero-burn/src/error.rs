@@ -1,0 +1,196 @@
+//! What can go wrong, one variant per cause.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use zero_comm::CommError;
+use zero_core::{ConfigError, LayoutError, Rank};
+
+/// Why the engine could not do what it was asked.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ZeroError {
+    /// The configuration cannot work.
+    #[error(transparent)]
+    Config(Arc<ConfigError>),
+
+    /// The model's parameters cannot be laid out over the ranks.
+    #[error(transparent)]
+    Layout(Arc<LayoutError>),
+
+    /// An operation between the ranks failed. The engine stays failed: every later call returns this error.
+    #[error("{during}: {cause}")]
+    Communication {
+        /// What the engine was doing.
+        during: String,
+        /// Why it could not.
+        cause: Box<CommError>,
+    },
+
+    /// Another engine of this process was drawing initial values all the time.
+    #[error(
+        "the random generator was taken for {after:?} by another engine of this process that draws initial values"
+    )]
+    GeneratorBusy {
+        /// How long this engine waited.
+        after: Duration,
+    },
+
+    /// [`shard`](crate::Zero::shard) was called twice.
+    #[error("this engine already holds a model; create one engine per model")]
+    AlreadySharded,
+
+    /// Something needs the model before [`shard`](crate::Zero::shard) was called.
+    #[error("this engine holds no model yet; call `shard` first")]
+    NotSharded,
+
+    /// The ranks built different models or have different configurations.
+    #[error(
+        "{rank} has `{here}` where rank 0 has `{on_root}`; every rank needs the same model and configuration"
+    )]
+    RanksDiffer {
+        /// The rank that noticed: this one.
+        rank: Rank,
+        /// The first line that differs, here.
+        here: String,
+        /// The same line on rank 0.
+        on_root: String,
+    },
+
+    /// A parameter the engine cannot shard.
+    #[error("parameter `{name}` cannot be sharded: {reason}")]
+    UnsupportedParameter {
+        /// The parameter's module path.
+        name: String,
+        /// Why, and what to do.
+        reason: String,
+    },
+
+    /// The loss given to `backward` has more or less than one element.
+    #[error(
+        "the loss must have exactly one element, but has shape {shape:?}; reduce it with `mean` or `sum`"
+    )]
+    LossNotScalar {
+        /// The loss's shape.
+        shape: Vec<usize>,
+    },
+
+    /// The loss does not depend on any trainable parameter.
+    #[error(
+        "the loss is not tracked by autodiff: compute it with the sharded model, not with `model.valid()`"
+    )]
+    LossUntracked,
+
+    /// A weight that is not a positive number between 1e-20 and 1e20: beyond them, f32 gradients vanish or overflow.
+    #[error(
+        "the weight of a loss must be between 1e-20 and 1e20, not {weight}; a rank without rows calls `skip_backward`"
+    )]
+    InvalidWeight {
+        /// The weight given.
+        weight: f64,
+    },
+
+    /// Backward panicked on a rank. Gradients gathered since the last step are dropped on every rank.
+    #[error(
+        "backward failed on {rank}: {message}; the gradients since the last step are dropped on every rank, run its \
+         micro-batches again"
+    )]
+    BackwardFailed {
+        /// The lowest rank on which it failed.
+        rank: Rank,
+        /// The panic message, where it failed on this rank.
+        message: String,
+    },
+
+    /// Gradients came from elsewhere than this engine's `backward`; they are dropped.
+    #[error(
+        "a gradient of `{name}` came from elsewhere than this engine's `backward`: call `zero.backward(loss)` in place of \
+         `loss.backward()`; in a loss for another engine's model, use this model frozen (`model.clone().no_grad()`)"
+    )]
+    StrayGradient {
+        /// The parameter's module path.
+        name: String,
+    },
+
+    /// The loss was computed before the last step, with parameters that are gone; its gradients are dropped.
+    #[error("the loss used `{name}` as it was before the last step; run the forward pass again after a step")]
+    StaleLoss {
+        /// The parameter's module path.
+        name: String,
+    },
+
+    /// A learning rate that is not a finite number.
+    #[error("the learning rate must be finite, not {lr}")]
+    InvalidLearningRate {
+        /// The rate given.
+        lr: f64,
+    },
+
+    /// A parameter that was frozen when the model was sharded got a gradient.
+    #[error(
+        "parameter `{name}` was frozen when the model was sharded, and got a gradient; unfreezing a sharded model is \
+         not supported, unfreeze it in the function given to `shard`"
+    )]
+    Unfrozen {
+        /// The parameter's module path.
+        name: String,
+    },
+
+    /// `step` without a `backward` on any rank.
+    #[error("there is nothing to step: no rank ran `backward` since the last step")]
+    NothingToStep,
+
+    /// `step` was given a model that this engine does not hold.
+    #[error(
+        "parameter `{name}` is missing from the model; pass the model that this engine's `shard` returned"
+    )]
+    ForeignModel {
+        /// A parameter of the sharded model that was not found.
+        name: String,
+    },
+
+    /// Parameters of the model were changed or replaced behind the engine's back.
+    #[error(
+        "parameter `{name}` was changed outside of the engine (`map`, `load_record`, a layer replaced); the change would \
+         be lost: make it in the function given to `shard`"
+    )]
+    ModelChanged {
+        /// The parameter's module path.
+        name: String,
+    },
+
+    /// The optimizer does more than element-wise arithmetic.
+    #[error(
+        "{optimizer} is not element-wise: {reason}. A shard is a flat range of a parameter, so the update of an \
+         element may depend on that element alone; AdamW, Adam, SGD, Lion, RMSProp and AdaGrad qualify"
+    )]
+    NotElementwise {
+        /// The optimizer's type.
+        optimizer: &'static str,
+        /// What was observed.
+        reason: String,
+    },
+}
+
+impl From<ConfigError> for ZeroError {
+    fn from(error: ConfigError) -> Self {
+        Self::Config(Arc::new(error))
+    }
+}
+
+impl From<LayoutError> for ZeroError {
+    fn from(error: LayoutError) -> Self {
+        Self::Layout(Arc::new(error))
+    }
+}
+
+/// Names what the engine was doing when an operation between ranks failed.
+pub(crate) trait During<T> {
+    fn during(self, what: impl FnOnce() -> String) -> Result<T, ZeroError>;
+}
+
+impl<T> During<T> for Result<T, CommError> {
+    fn during(self, what: impl FnOnce() -> String) -> Result<T, ZeroError> {
+        self.map_err(|cause| ZeroError::Communication { during: what(), cause: Box::new(cause) })
+    }
+}

@@ -1,0 +1,161 @@
+//! The one custom operation: forward gives the whole parameter, backward hands its gradient to the engine.
+//!
+//! It is registered memory bound, with a retro-forward, and prepared with balanced checkpointing whatever the
+//! device's own strategy: Burn's tape keeps the shard, lets the gathered parameter go after forward, and gathers it
+//! again where backward needs it.
+
+use std::marker::PhantomData;
+use std::sync::{Arc, Weak};
+
+#[cfg(feature = "flex")]
+use burn::backend::Flex;
+use burn::backend::autodiff::Autodiff;
+use burn::backend::autodiff::NodeId;
+use burn::backend::autodiff::checkpoint::base::Checkpointer;
+use burn::backend::autodiff::checkpoint::retro_forward::RetroForward;
+use burn::backend::autodiff::checkpoint::state::BackwardStates;
+use burn::backend::autodiff::checkpoint::strategy::{BalancedCheckpointing, CheckpointStrategy};
+use burn::backend::autodiff::grads::Gradients;
+use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Backend, DispatchKindConversion, DispatchTensor, TensorMetadata, backend_extension};
+use burn::tensor::Tensor;
+use zero_core::ParameterIndex;
+
+use crate::engine::Engine;
+use crate::uses::Use;
+
+/// One parameter of one engine: all that the operation needs to know.
+#[derive(Clone)]
+pub(crate) struct Source {
+    pub(crate) engine: Arc<Engine>,
+    pub(crate) parameter: ParameterIndex,
+}
+
+impl std::fmt::Debug for Source {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Source")
+            .field(&self.engine.layout.parameters()[self.parameter.index()].name())
+            .finish()
+    }
+}
+
+impl Source {
+    fn gather<B: Backend>(&self) -> FloatTensor<B>
+    where
+        DispatchTensor: DispatchKindConversion<B>,
+    {
+        let whole: FloatTensor<B> = self
+            .engine
+            .whole_or_nan(self.parameter)
+            .try_into_primitive::<B>()
+            .expect("the engine keeps every parameter on the device, and so the backend, of its shard");
+        B::float_reshape(whole, self.engine.shape(self.parameter).into())
+    }
+}
+
+/// The seam for devices: a backend joins by being listed here and by an implementation as short as Flex's.
+#[cfg_attr(feature = "flex", backend_extension(Flex, Autodiff))]
+pub(crate) trait GatherOps: Backend {
+    fn gather(shard: FloatTensor<Self>, source: Source) -> FloatTensor<Self>;
+}
+
+#[cfg(feature = "flex")]
+impl GatherOps for Flex {
+    fn gather(_shard: FloatTensor<Self>, source: Source) -> FloatTensor<Self> {
+        source.gather::<Self>()
+    }
+}
+
+/// What the tape keeps of a gather. Burn frees an abandoned tape only when another backward runs: it must not keep the
+/// engine alive until then.
+#[derive(Clone, Debug)]
+struct OnTape {
+    source: WeakSource,
+    version: u64,
+    used: Arc<Use>,
+}
+
+#[derive(Clone)]
+struct WeakSource {
+    engine: Weak<Engine>,
+    parameter: ParameterIndex,
+}
+
+impl std::fmt::Debug for WeakSource {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("WeakSource").field(&self.parameter).finish()
+    }
+}
+
+impl WeakSource {
+    fn upgrade(&self) -> Option<Source> {
+        Some(Source { engine: self.engine.upgrade()?, parameter: self.parameter })
+    }
+}
+
+#[derive(Debug)]
+struct GatherBackward;
+
+impl<B: Backend> Backward<B, 1> for GatherBackward
+where
+    DispatchTensor: DispatchKindConversion<B>,
+{
+    type State = OnTape;
+
+    fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _checkpointer: &mut Checkpointer) {
+        let gradient = grads.consume::<B>(&ops.node);
+        let OnTape { source, version, used } = ops.state;
+        // The bucket asks how many uses are left, so this one has to be over.
+        drop(used);
+        // Without an engine, nobody wants the gradient.
+        let Some(source) = source.upgrade() else { return };
+        let numel = gradient.shape().num_elements();
+        let flat = B::float_reshape(gradient, [numel].into());
+        source.engine.receive_gradient(source.parameter, version, Tensor::from_primitive::<B>(flat));
+        // Nothing is registered for the shard: its gradient lives in the engine.
+    }
+}
+
+#[derive(Debug)]
+struct GatherAgain<B> {
+    shard: NodeId,
+    source: WeakSource,
+    backend: PhantomData<fn() -> B>,
+}
+
+impl<B: GatherOps> RetroForward for GatherAgain<B> {
+    fn forward(&self, states: &mut BackwardStates, out_node: NodeId) {
+        let shard = states.get_state::<B::FloatTensorPrimitive>(&self.shard);
+        let source = self.source.upgrade().expect(
+            "Burn's `backward` was called after the engine, its optimizer and its model were dropped: there is \
+             nothing left to gather from",
+        );
+        states.save(out_node, B::gather(shard, source));
+    }
+}
+
+impl<B: GatherOps, S: CheckpointStrategy> GatherOps for Autodiff<B, S>
+where
+    DispatchTensor: DispatchKindConversion<B>,
+{
+    fn gather(shard: FloatTensor<Self>, source: Source) -> FloatTensor<Self> {
+        let weak = WeakSource { engine: Arc::downgrade(&source.engine), parameter: source.parameter };
+        let again = GatherAgain::<B> { shard: shard.node().id(), source: weak.clone(), backend: PhantomData };
+        let (uses, version) = (source.engine.uses.clone(), source.engine.version());
+        let whole = B::gather(shard.primitive().clone(), source);
+        match GatherBackward
+            .prepare::<BalancedCheckpointing>([shard.node()])
+            .memory_bound()
+            .retro_forward(again)
+            .parents([&shard])
+            .stateful()
+        {
+            OpsKind::Tracked(prepared) => {
+                let used = Arc::new(Use::new(&uses, weak.parameter));
+                prepared.finish(OnTape { source: weak, version, used }, whole)
+            }
+            OpsKind::UnTracked(prepared) => prepared.finish(whole),
+        }
+    }
+}

@@ -1,0 +1,78 @@
+//! ZeRO for Burn: trains a model whose parameters, gradients and optimizer state are sharded over ranks.
+//!
+//! ```
+//! use burn::nn::{Linear, LinearConfig};
+//! use burn::optim::AdamWConfig;
+//! use burn::tensor::{Device, Tensor};
+//! use zero_burn::{LocalWorld, WorldSize, Zero, ZeroConfig};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let world = LocalWorld::new(WorldSize::new(2).ok_or("a world has ranks")?);
+//! let losses = world.run(|comm| -> Result<f64, zero_burn::ZeroError> {
+//!     let zero = Zero::new(ZeroConfig::default(), &comm, Device::default())?; // stage 3
+//!     let mut model: Linear = zero.shard(|device| LinearConfig::new(8, 4).init(device))?;
+//!     let mut optimizer = zero.optimizer(AdamWConfig::new().build())?;
+//!     let mut loss = f64::NAN;
+//!     for _ in 0..3 {
+//!         let input = Tensor::<2>::ones([16, 8], zero.device()); // this rank's rows
+//!         zero.backward((model.forward(input) - 1.0).square().mean())?;
+//!         loss = optimizer.step(1e-3, &mut model)?.loss; // the mean over all ranks
+//!     }
+//!     Ok(loss)
+//! })?;
+//! assert_eq!(losses[0], losses[1]);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Modules
+//!
+//! All of them private; what users need stands at the root.
+//!
+//! - `zero`: [`Zero`], the value that owns everything; `error`: [`ZeroError`].
+//! - `shard`, `census`, `materialize`: from a module to its shards, and initial values.
+//! - `stand_in`, `gather`, `uses`: what a sharded module stores, the custom operation between a shard and its whole
+//!   parameter, and how often it stands on a tape.
+//! - `engine`: one rank's state of one model; `gradients`, `owned`: what lies between backward and step.
+//! - `optimizer`, `elementwise`: [`ZeroOptimizer`] and which optimizers qualify.
+//! - `host`: tensors as host memory; `report`: [`MemoryReport`].
+//!
+//! # Features
+//!
+//! - `flex` (default): Burn's CPU backend.
+
+#[cfg(not(feature = "flex"))]
+compile_error!("zero-burn needs a backend: enable the feature `flex`");
+
+mod census;
+mod elementwise;
+mod engine;
+mod error;
+mod gather;
+mod gradients;
+mod host;
+mod materialize;
+mod optimizer;
+mod owned;
+mod report;
+mod shard;
+mod stand_in;
+mod uses;
+mod zero;
+
+pub use error::ZeroError;
+pub use materialize::materialize;
+pub use optimizer::{StepOutcome, ZeroOptimizer};
+pub use report::MemoryReport;
+pub use zero::Zero;
+pub use zero_comm::{CommError, Communicator, CommunicatorExt, LocalWorld, ReduceOp, WorldError};
+pub use zero_core::memory::{plan, plan_largest};
+pub use zero_core::{
+    Bytes, ConfigError, DType, Layout, MemoryPlan, OptimizerCost, Partition, Rank, Stage, StateBytes,
+    WorldSize, ZeroConfig, nearest,
+};
+
+/// The examples of the README, compiled and run.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+struct Readme;

@@ -1,0 +1,34 @@
+//! Bytes that one rank holds, measured.
+
+use zero_core::{Bytes, StateBytes};
+
+/// Memory of one rank by category, as measured: parameters and gradients from the allocations, optimizer state
+/// from the tensors in it when it was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MemoryReport {
+    /// Parameters and gradients as held when the last backward ended, and optimizer state as held now.
+    pub state: StateBytes,
+    /// Gathered parameters alive now: what a layer in the middle of its work holds, nothing between passes.
+    pub gathered: Bytes,
+    /// The most that gathered parameters took at once, since the engine started or
+    /// [`reset_gathered_peak`](crate::Zero::reset_gathered_peak).
+    pub gathered_peak: Bytes,
+    /// Buffers kept for the next gather and the next bucket: at most the largest module's parameters and twice the
+    /// largest bucket.
+    pub idle: Bytes,
+}
+
+impl MemoryReport {
+    /// The categories as plain numbers, in the order of the fields.
+    pub(crate) fn to_array(self) -> [f64; 6] {
+        let Self { state, gathered, gathered_peak, idle } = self;
+        [state.parameters, state.gradients, state.optimizer, gathered, gathered_peak, idle]
+            .map(|bytes| bytes.get() as f64)
+    }
+
+    pub(crate) fn from_array(values: [f64; 6]) -> Self {
+        let [parameters, gradients, optimizer, gathered, gathered_peak, idle] =
+            values.map(|bytes| Bytes::new(bytes as u64));
+        Self { state: StateBytes { parameters, gradients, optimizer }, gathered, gathered_peak, idle }
+    }
+}

@@ -1,0 +1,240 @@
+//! The value that owns everything: one rank's handle to one sharded model.
+
+use std::sync::{Arc, Mutex, OnceLock};
+
+use burn::module::Module;
+use burn::optim::Optimizer;
+use burn::tensor::{Device, Tensor};
+use zero_comm::{Communicator, CommunicatorExt, ReduceOp};
+use zero_core::{Layout, ZeroConfig};
+
+use crate::ZeroError;
+use crate::engine::Engine;
+use crate::error::During;
+use crate::optimizer::ZeroOptimizer;
+use crate::report::MemoryReport;
+use crate::{shard, stand_in};
+
+/// One rank's ZeRO engine for one model.
+///
+/// Calls that say so are collective: every rank has to make them, in the same order. All others are local and may be
+/// made by any rank at any time; a forward pass is local, so ranks may run different ones.
+#[derive(Debug)]
+pub struct Zero {
+    config: ZeroConfig,
+    comm: Arc<dyn Communicator>,
+    device: Device,
+    engine: OnceLock<Arc<Engine>>,
+    // Two threads of one rank must not shard at once.
+    sharding: Mutex<()>,
+}
+
+impl Zero {
+    /// An engine on `device` for this rank of `comm`. Collective.
+    ///
+    /// A device that has autodiff keeps its gradient-checkpointing strategy. To one that lacks it, autodiff is added:
+    /// at stage 3 with balanced checkpointing, for only then does Burn's tape let go of a gathered parameter that a
+    /// layer looks at through a view (as `Linear` does for some inputs of three dimensions); else without.
+    ///
+    /// The engine talks over a group of its own, so several engines can live on one communicator; the configuration's
+    /// deadline holds for every wait in it.
+    ///
+    /// # Errors
+    ///
+    /// [`ZeroError::Config`] for a configuration that cannot work, [`ZeroError::Communication`].
+    pub fn new(config: ZeroConfig, comm: &Arc<dyn Communicator>, device: Device) -> Result<Self, ZeroError> {
+        config.validate()?;
+        let group = comm
+            .split(Some(0), comm.rank().index() as u64, "zero engine")
+            .during(|| String::from("forming the engine's group"))?;
+        // Every rank named a color, so every rank is in the group.
+        let comm = group.unwrap_or_else(|| comm.clone());
+        comm.set_deadline(config.deadline());
+        let gathers = config.stage.shards_parameters() && comm.world_size().get() > 1;
+        let device = match device.is_autodiff() {
+            false if gathers => device.autodiff().gradient_checkpointing(),
+            _ => device.autodiff(),
+        };
+        Ok(Self { config, comm, device, engine: OnceLock::new(), sharding: Mutex::new(()) })
+    }
+
+    /// The configuration.
+    pub fn config(&self) -> &ZeroConfig {
+        &self.config
+    }
+
+    /// The engine's own group of ranks.
+    pub fn communicator(&self) -> &Arc<dyn Communicator> {
+        &self.comm
+    }
+
+    /// The device that inputs must be on, with autodiff.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// Builds the model with `build` and shards it over the ranks. Collective.
+    ///
+    /// Initial values are drawn on rank 0 from the configuration's seed, parameter by parameter in the module's order:
+    /// they are those of [`materialize`](crate::materialize) with the same seed, at every world size and stage. Until
+    /// the replicas of stages 1 and 2 are made, no rank holds more than its shards and one whole parameter.
+    ///
+    /// The model behaves as before, and its layers need no change: `Param::val` gives whole parameters, shapes are those
+    /// of whole parameters, and so are records. What the module itself stores takes no memory; a value that is set in it
+    /// (`map`, `load_record`) would be lost, and is refused by the next call. A clone is another handle to the same
+    /// parameters, not a snapshot: only [`unshard`](Self::unshard) copies.
+    ///
+    /// Run the model with `model.valid()` where no backward follows: at stage 3 a tape may keep gathered parameters.
+    /// Engines of one process build their models one after another; nothing else in the process may draw from Burn's
+    /// generator meanwhile, which on the CPU is one for all.
+    ///
+    /// # Errors
+    ///
+    /// [`ZeroError::AlreadySharded`], [`ZeroError::RanksDiffer`], [`ZeroError::UnsupportedParameter`],
+    /// [`ZeroError::Layout`], [`ZeroError::GeneratorBusy`], [`ZeroError::Communication`]. All but the first fail the
+    /// engine's communicator, and with it the world: the other ranks wait for this one.
+    pub fn shard<M: Module>(&self, build: impl FnOnce(&Device) -> M) -> Result<M, ZeroError> {
+        let _guard = self.sharding.lock();
+        if self.engine.get().is_some() {
+            return Err(ZeroError::AlreadySharded);
+        }
+        let (model, engine) = shard::shard(&self.config, &self.comm, &self.device, build)?;
+        self.engine.get_or_init(|| engine);
+        Ok(model)
+    }
+
+    /// An optimizer for the sharded model: Burn's `AdamWConfig::new().build()`, or any other element-wise one.
+    ///
+    /// Burn's `build` leaves out the configuration's `grad_clipping`, which goes parameter by parameter; the engine's
+    /// `clip_norm` goes by the norm over all of them.
+    ///
+    /// # Errors
+    ///
+    /// [`ZeroError::NotElementwise`] for an optimizer that needs whole matrices (it is tried on a small one),
+    /// [`ZeroError::NotSharded`].
+    pub fn optimizer<O: Optimizer>(&self, optimizer: O) -> Result<ZeroOptimizer<O>, ZeroError> {
+        ZeroOptimizer::new(self.engine()?.clone(), optimizer)
+    }
+
+    /// Computes the gradients of `loss` (one element) and starts them on their way. Collective.
+    ///
+    /// The step takes the mean over all backwards since the last one, on all ranks.
+    ///
+    /// # Errors
+    ///
+    /// As [`backward_weighted`](Self::backward_weighted).
+    pub fn backward<const D: usize>(&self, loss: Tensor<D>) -> Result<(), ZeroError> {
+        self.backward_weighted(loss, 1.0)
+    }
+
+    /// As [`backward`](Self::backward), with a weight for this loss in the step's mean: the number of rows behind it,
+    /// where ranks or micro-batches have unequal numbers of them. Collective.
+    ///
+    /// # Errors
+    ///
+    /// [`ZeroError::NotSharded`], [`ZeroError::LossNotScalar`], [`ZeroError::LossUntracked`],
+    /// [`ZeroError::InvalidWeight`] and [`ZeroError::StrayGradient`], before anything is computed and on this rank
+    /// alone. [`ZeroError::BackwardFailed`], on all ranks, when backward fails on one of them (on that one, the error
+    /// may say more: [`ZeroError::Unfrozen`]): the gradients since the last step are dropped everywhere, and the engine
+    /// is ready for the next try. [`ZeroError::Communication`].
+    ///
+    /// A loss that depends on the models of two engines gives each its gradients only if that engine's `backward` runs;
+    /// detach what the other one is not to learn from.
+    pub fn backward_weighted<const D: usize>(&self, loss: Tensor<D>, weight: f64) -> Result<(), ZeroError> {
+        let engine = self.engine()?;
+        if loss.shape().num_elements() != 1 {
+            return Err(ZeroError::LossNotScalar { shape: loss.shape().to_vec() });
+        }
+        if !loss.is_tracked() {
+            return Err(ZeroError::LossUntracked);
+        }
+        if !(1e-20..=1e20).contains(&weight) {
+            return Err(ZeroError::InvalidWeight { weight });
+        }
+        let value = loss.clone().inner().into_data().iter::<f64>().next().unwrap_or(f64::NAN);
+        engine.backward(weight, value, move || {
+            let loss = if weight == 1.0 { loss } else { loss.mul_scalar(weight) };
+            drop(loss.backward());
+        })
+    }
+
+    /// Takes part in a backward of the other ranks without a loss of its own: for a rank that has no rows this time.
+    /// Collective.
+    ///
+    /// # Errors
+    ///
+    /// [`ZeroError::BackwardFailed`] when backward panics on another rank, [`ZeroError::Communication`].
+    pub fn skip_backward(&self) -> Result<(), ZeroError> {
+        self.engine()?.backward(0.0, 0.0, || {})
+    }
+
+    /// The model with whole parameters, without autodiff and without this engine: to export or to serve. Local; takes
+    /// the memory of the whole model.
+    ///
+    /// # Errors
+    ///
+    /// [`ZeroError::Communication`] when another rank's shards cannot be read.
+    pub fn unshard<M: Module>(&self, model: &M) -> Result<M, ZeroError> {
+        let engine = self.engine()?;
+        let whole = stand_in::unshard(model, engine);
+        engine.check()?;
+        Ok(whole)
+    }
+
+    /// The first failure that no call could return so far. Local.
+    ///
+    /// A forward pass that cannot reach another rank's shard computes with NaN, for `Param::val` has no error to give.
+    /// `backward`, `step` and `unshard` return that failure; call this after an evaluation.
+    ///
+    /// # Errors
+    ///
+    /// That failure.
+    pub fn check(&self) -> Result<(), ZeroError> {
+        self.engine()?.check()
+    }
+
+    /// How the model is laid out over the ranks.
+    ///
+    /// # Errors
+    ///
+    /// [`ZeroError::NotSharded`].
+    pub fn layout(&self) -> Result<&Layout, ZeroError> {
+        Ok(&self.engine()?.layout)
+    }
+
+    /// What this rank holds, measured. Local.
+    ///
+    /// # Errors
+    ///
+    /// [`ZeroError::NotSharded`].
+    pub fn memory(&self) -> Result<MemoryReport, ZeroError> {
+        Ok(self.engine()?.report())
+    }
+
+    /// The largest of all ranks' [`memory`](Self::memory), category by category. Collective.
+    ///
+    /// # Errors
+    ///
+    /// [`ZeroError::NotSharded`], [`ZeroError::Communication`].
+    pub fn memory_of_largest_rank(&self) -> Result<MemoryReport, ZeroError> {
+        let mut values = self.memory()?.to_array();
+        self.comm
+            .all_reduce(&mut values, ReduceOp::Max, "memory report")
+            .during(|| String::from("comparing memory between ranks"))?;
+        Ok(MemoryReport::from_array(values))
+    }
+
+    /// Lets [`MemoryReport::gathered_peak`] start over from what is gathered now. Local.
+    ///
+    /// # Errors
+    ///
+    /// [`ZeroError::NotSharded`].
+    pub fn reset_gathered_peak(&self) -> Result<(), ZeroError> {
+        self.engine()?.gathered.reset_peak();
+        Ok(())
+    }
+
+    fn engine(&self) -> Result<&Arc<Engine>, ZeroError> {
+        self.engine.get().ok_or(ZeroError::NotSharded)
+    }
+}
