@@ -1,0 +1,78 @@
+//! Project tasks: `cargo xtask test` is everything that must hold for a change to land, `cargo xtask bench`
+//! runs one benchmark and judges its rows, `cargo xtask lint` checks the project's own rules.
+//!
+//! - `test`: runs suites, all of them, and reports; `suite` is what a suite is, `suites` which there are.
+//! - `main_job`: the suite that trains the example for a few steps.
+//! - `bench`: finds and runs a benchmark; `row` is what it measures.
+//! - `lint`: the project's rules.
+//! - `workspace`, `tee`, `table`, `nearest`: what the above share.
+
+mod bench;
+mod lint;
+mod main_job;
+mod nearest;
+mod row;
+mod suite;
+mod suites;
+mod table;
+mod tee;
+mod test;
+mod workspace;
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::Context;
+use clap::{Parser, Subcommand};
+use xshell::{Shell, cmd};
+
+#[derive(Parser)]
+#[command(name = "cargo xtask", about = "Project tasks")]
+struct Cli {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Subcommand)]
+enum Task {
+    /// Runs every suite, cheapest first, and reports on all of them; fails if any failed.
+    ///
+    /// A suite whose tool is missing is skipped. With CI=true, that is a failure if the project could have
+    /// installed the tool.
+    Test(test::Options),
+    /// Runs a benchmark, prints what it measured and fails if a row missed its bar.
+    Bench(bench::Options),
+    /// Checks the project's own rules.
+    Lint,
+}
+
+fn main() -> ExitCode {
+    // Not by returning it from here: what is wrong with a project's file is no place in this program.
+    run(Cli::parse()).unwrap_or_else(|error| {
+        eprintln!("error: {error:#}");
+        ExitCode::FAILURE
+    })
+}
+
+fn run(cli: Cli) -> anyhow::Result<ExitCode> {
+    let sh = Shell::new()?;
+    let manifest = cmd!(sh, "cargo locate-project --workspace --message-format plain").quiet().read()?;
+    sh.change_dir(Path::new(&manifest).parent().context("the workspace's manifest is in no folder")?);
+    match cli.task {
+        Task::Test(options) => test::run(&sh, &options),
+        Task::Bench(options) => bench::run(&sh, &options),
+        Task::Lint => lint::run(&sh).map(|()| ExitCode::SUCCESS),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::Cli;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+}

@@ -1,0 +1,84 @@
+//! The suites of `cargo xtask test`.
+
+use crate::suite::{Action, Requirement, Suite};
+use crate::{lint, main_job};
+
+const NEXTEST: Requirement =
+    Requirement { what: "cargo-nextest", probe: &["cargo", "nextest", "--version"], installable: false };
+
+/// `setup` and not `--version`: it also needs the standard library's source.
+const MIRI: Requirement = Requirement {
+    what: "Miri on a nightly",
+    probe: &["cargo", "+nightly", "miri", "setup"],
+    installable: false,
+};
+
+const DENY: Requirement =
+    Requirement { what: "cargo-deny", probe: &["cargo", "deny", "--version"], installable: false };
+
+/// All suites, cheapest first, those that need a tool of their own last. One more is one entry more.
+pub(crate) const SUITES: &[Suite] = &[
+    Suite::new("format", Action::cargo(&["fmt", "--all", "--check"])),
+    Suite::new("lint", Action::Call("the project's own rules", lint::run)),
+    Suite::new(
+        "clippy",
+        Action::cargo(&["clippy", "--workspace", "--all-targets", "--all-features", "--", "-D", "warnings"]),
+    ),
+    Suite::new(
+        "docs",
+        Action::cargo(&["doc", "--workspace", "--no-deps", "--all-features"])
+            .with_env(&[("RUSTDOCFLAGS", "-D warnings")]),
+    ),
+    Suite::new("tests", Action::cargo(&["nextest", "run", "--workspace", "--all-features"]))
+        .needs(NEXTEST)
+        .or_else(Action::cargo(&[
+            "test",
+            "--workspace",
+            "--all-features",
+            "--lib",
+            "--bins",
+            "--tests",
+            "--no-fail-fast",
+        ])),
+    Suite::new(
+        "doctests",
+        Action::cargo(&["test", "--workspace", "--all-features", "--doc", "--no-fail-fast"]),
+    ),
+    Suite::new("main-job", Action::Call("a few steps of the GPT example", main_job::run)).slow(),
+    Suite::new(
+        "miri",
+        Action::cargo(&[
+            "+nightly",
+            "miri",
+            "test",
+            "-p",
+            "zero-offload",
+            "-p",
+            "zero-comm",
+            "--lib",
+            // By name: other tests are about more values and more ranks than Miri has time for.
+            "--test",
+            "pool",
+            "--test",
+            "memory",
+        ])
+        // Property tests look for the folder of their past failures, and every case takes its time.
+        .with_env(&[("MIRIFLAGS", "-Zmiri-disable-isolation"), ("PROPTEST_CASES", "4")]),
+    )
+    .needs(MIRI),
+    // Without advisories: those change while the project does not, and come over the network.
+    Suite::new("deny", Action::cargo(&["deny", "check", "bans", "licenses", "sources"])).needs(DENY),
+];
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::SUITES;
+
+    #[test]
+    fn every_suite_has_a_name_of_its_own() {
+        let names: BTreeSet<_> = SUITES.iter().map(|suite| suite.name).collect();
+        assert_eq!(names.len(), SUITES.len());
+    }
+}
