@@ -81,7 +81,7 @@ impl Zero {
     ///
     /// The model behaves as before, and its layers need no change: `Param::val` gives whole parameters, shapes are those
     /// of whole parameters, and so are records. What the module itself stores takes no memory; a value that is set in it
-    /// (`map`, `load_record`) would be lost, and is refused by the next call. A clone is another handle to the same
+    /// (`map`, `load_record`) would be lost, and is refused by the next step at the latest. A clone is another handle to the same
     /// parameters, not a snapshot: only [`unshard`](Self::unshard) copies.
     ///
     /// Run the model with `model.valid()` where no backward follows: at stage 3 a tape may keep gathered parameters.
