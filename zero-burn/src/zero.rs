@@ -81,8 +81,8 @@ impl Zero {
     ///
     /// The model behaves as before, and its layers need no change: `Param::val` gives whole parameters, shapes are those
     /// of whole parameters, and so are records. What the module itself stores takes no memory; a value that is set in it
-    /// (`map`, `load_record`) would be lost, and is refused by the next step at the latest. A clone is another handle to the same
-    /// parameters, not a snapshot: only [`unshard`](Self::unshard) copies.
+    /// (`map`, `load_record`) would be lost, and is refused by the next step at the latest. A clone is another handle
+    /// to the same parameters, not a snapshot: only [`unshard`](Self::unshard) copies.
     ///
     /// Run the model with `model.valid()` where no backward follows: at stage 3 a tape may keep gathered parameters.
     /// Engines of one process build their models one after another; nothing else in the process may draw from Burn's
