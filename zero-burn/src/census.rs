@@ -18,14 +18,14 @@ pub(crate) struct Census {
     path: Vec<String>,
     /// State that layers keep for themselves (running statistics): visited like parameters, but not parameters.
     buffers: HashSet<ParamId>,
-    device: Option<Device>,
+    device: Device,
     error: Option<ZeroError>,
 }
 
 impl Census {
     /// Counts `module`, whose parameters must be on `device`.
     pub(crate) fn of<M: Module>(module: &M, device: &Device) -> Result<Self, ZeroError> {
-        let mut census = Self { buffers: buffers(module), device: Some(device.clone()), ..Self::default() };
+        let mut census = Self { buffers: buffers(module), device: device.clone(), ..Self::default() };
         module.visit(&mut census);
         match census.error.take() {
             Some(error) => Err(error),
@@ -71,10 +71,7 @@ impl ModuleVisitor for Census {
             self.refuse("it is stored in another layout than it is used in (`LinearLayout::Col` is); use the usual one");
         }
         let device = param.lazy_device();
-        let expected = self.device.as_ref();
-        if expected
-            .is_some_and(|expected| *expected != device || expected.is_autodiff() != device.is_autodiff())
-        {
+        if self.device != device || self.device.is_autodiff() != device.is_autodiff() {
             self.refuse("it is not on the device that was passed to the model's constructor");
         }
         self.positions.insert(param.id, self.specs.len());

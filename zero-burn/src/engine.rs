@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use burn::module::ParamId;
 use burn::tensor::{Device, Tensor};
-use zero_comm::{CommError, Communicator, WindowKey};
+use zero_comm::{CommError, Communicator, WindowKey, panic_message};
 use zero_core::{
     Bucket, Bytes, DType, Layout, Parameter, ParameterIndex, Partition, Rank, StateBytes, ZeroConfig,
 };
@@ -17,9 +17,10 @@ use zero_offload::{HostPool, PoolOptions};
 use crate::ZeroError;
 use crate::error::During;
 use crate::gradients::{Contributions, GradientStore};
-use crate::host::{HostTensor, Shared, distinct_bytes, tensor_from_buffer};
+use crate::host::{HostTensor, distinct_bytes, tensor_from_buffer};
 use crate::owned::OwnedGradients;
 use crate::report::MemoryReport;
+use crate::shared::Shared;
 use crate::uses::Uses;
 
 /// Everything that stays when the model's own values move; shared by the model's parameters and the optimizer.
@@ -266,7 +267,8 @@ impl Engine {
             (Err(error), _) | (Ok(_), Some(error)) => Some(error),
             (Ok(Some(rank)), None) => {
                 let own = panic.filter(|_| rank == self.comm.rank());
-                let message = own.map_or_else(|| String::from("see its own error"), |panic| message(&*panic));
+                let message =
+                    own.map_or_else(|| String::from("see its own error"), |panic| panic_message(&*panic));
                 Some(ZeroError::BackwardFailed { rank, message })
             }
         };
@@ -384,15 +386,4 @@ pub(crate) fn owned(config: &ZeroConfig, rank: Rank, partition: Partition) -> Ra
 
 fn window(index: ParameterIndex) -> WindowKey {
     WindowKey::new(index.index() as u64)
-}
-
-/// What a panic said.
-fn message(panic: &(dyn std::any::Any + Send)) -> String {
-    if let Some(message) = panic.downcast_ref::<&str>() {
-        (*message).to_owned()
-    } else if let Some(message) = panic.downcast_ref::<String>() {
-        message.clone()
-    } else {
-        String::from("a panic without a message")
-    }
 }

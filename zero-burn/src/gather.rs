@@ -1,7 +1,7 @@
 //! The one custom operation: forward gives the whole parameter, backward hands its gradient to the engine.
 //!
 //! It is registered memory bound, with a retro-forward, and prepared with balanced checkpointing whatever the
-//! device's own strategy: Burn's tape keeps the shard, lets the gathered parameter go after forward, and gathers it
+//! device's own strategy: Burn's tape keeps the stand-in, lets the gathered parameter go after forward, and gathers it
 //! again where backward needs it.
 
 use std::marker::PhantomData;
@@ -45,11 +45,10 @@ impl Source {
     where
         DispatchTensor: DispatchKindConversion<B>,
     {
-        let whole: FloatTensor<B> = self
-            .engine
-            .whole_or_nan(self.parameter)
-            .try_into_primitive::<B>()
-            .expect("the engine keeps every parameter on the device, and so the backend, of its shard");
+        let whole: FloatTensor<B> =
+            self.engine.whole_or_nan(self.parameter).try_into_primitive::<B>().expect(
+                "the engine keeps every parameter on the device, and so the backend, of its stand-in",
+            );
         B::float_reshape(whole, self.engine.shape(self.parameter).into())
     }
 }
@@ -57,12 +56,12 @@ impl Source {
 /// The seam for devices: a backend joins by being listed here and by an implementation as short as Flex's.
 #[cfg_attr(feature = "flex", backend_extension(Flex, Autodiff))]
 pub(crate) trait GatherOps: Backend {
-    fn gather(shard: FloatTensor<Self>, source: Source) -> FloatTensor<Self>;
+    fn gather(stand_in: FloatTensor<Self>, source: Source) -> FloatTensor<Self>;
 }
 
 #[cfg(feature = "flex")]
 impl GatherOps for Flex {
-    fn gather(_shard: FloatTensor<Self>, source: Source) -> FloatTensor<Self> {
+    fn gather(_stand_in: FloatTensor<Self>, source: Source) -> FloatTensor<Self> {
         source.gather::<Self>()
     }
 }
@@ -113,25 +112,25 @@ where
         let numel = gradient.shape().num_elements();
         let flat = B::float_reshape(gradient, [numel].into());
         source.engine.receive_gradient(source.parameter, version, Tensor::from_primitive::<B>(flat));
-        // Nothing is registered for the shard: its gradient lives in the engine.
+        // Nothing is registered for the stand-in: the gradient lives in the engine.
     }
 }
 
 #[derive(Debug)]
 struct GatherAgain<B> {
-    shard: NodeId,
+    stand_in: NodeId,
     source: WeakSource,
     backend: PhantomData<fn() -> B>,
 }
 
 impl<B: GatherOps> RetroForward for GatherAgain<B> {
     fn forward(&self, states: &mut BackwardStates, out_node: NodeId) {
-        let shard = states.get_state::<B::FloatTensorPrimitive>(&self.shard);
+        let stand_in = states.get_state::<B::FloatTensorPrimitive>(&self.stand_in);
         let source = self.source.upgrade().expect(
             "Burn's `backward` was called after the engine, its optimizer and its model were dropped: there is \
              nothing left to gather from",
         );
-        states.save(out_node, B::gather(shard, source));
+        states.save(out_node, B::gather(stand_in, source));
     }
 }
 
@@ -139,16 +138,17 @@ impl<B: GatherOps, S: CheckpointStrategy> GatherOps for Autodiff<B, S>
 where
     DispatchTensor: DispatchKindConversion<B>,
 {
-    fn gather(shard: FloatTensor<Self>, source: Source) -> FloatTensor<Self> {
+    fn gather(stand_in: FloatTensor<Self>, source: Source) -> FloatTensor<Self> {
         let weak = WeakSource { engine: Arc::downgrade(&source.engine), parameter: source.parameter };
-        let again = GatherAgain::<B> { shard: shard.node().id(), source: weak.clone(), backend: PhantomData };
+        let again =
+            GatherAgain::<B> { stand_in: stand_in.node().id(), source: weak.clone(), backend: PhantomData };
         let (uses, version) = (source.engine.uses.clone(), source.engine.version());
-        let whole = B::gather(shard.primitive().clone(), source);
+        let whole = B::gather(stand_in.primitive().clone(), source);
         match GatherBackward
-            .prepare::<BalancedCheckpointing>([shard.node()])
+            .prepare::<BalancedCheckpointing>([stand_in.node()])
             .memory_bound()
             .retro_forward(again)
-            .parents([&shard])
+            .parents([&stand_in])
             .stateful()
         {
             OpsKind::Tracked(prepared) => {

@@ -215,41 +215,45 @@ impl GradientStore {
         if engine.world() == 1 {
             return Ok(OwnedGradients::Whole(self.sums.iter_mut().map(Option::take).collect()));
         }
-        let mut buffers = Vec::with_capacity(engine.layout.buckets().len());
-        for (index, bucket) in engine.layout.buckets().iter().enumerate() {
-            if engine.reduces_in_backward() {
-                let part = self.buckets[index].part.take();
-                // Without any backward on this stage there is nothing: the owner's part is zero.
-                buffers.push(part.unwrap_or_else(|| {
-                    let mut part =
-                        engine.scratch.take(bucket.counts()[engine.comm.rank().index()] * size_of::<f32>());
+        if engine.reduces_in_backward() {
+            let rank = engine.comm.rank().index();
+            let parts = self.buckets.iter_mut().zip(engine.layout.buckets()).map(|(filling, bucket)| {
+                // Without any backward there is nothing: the owner's part is zero.
+                filling.part.take().unwrap_or_else(|| {
+                    let mut part = engine.scratch.take(bucket.counts()[rank] * size_of::<f32>());
                     part.fill(0);
                     part
-                }));
-                continue;
-            }
-            let mut buffer = engine.scratch.take(bucket.numel() * size_of::<f32>());
-            for &parameter in bucket.parameters() {
-                match self.sums[parameter.index()].take() {
-                    Some(sum) => {
-                        copy_segments(bucket, parameter, HostTensor::new(sum).as_slice(), &mut buffer, false);
-                    }
-                    None => clear_segments(bucket, parameter, &mut buffer),
-                }
-            }
-            if engine.config.stage.shards_optimizer() {
-                buffers.push(reduce_to_owner(engine, index, &buffer)?);
-            } else {
-                let label = &engine.bucket_labels[index];
-                engine.comm.all_reduce(buffer.as_mut_slice::<f32>(), ReduceOp::Sum, label)?;
-                buffers.push(buffer);
-            }
+                })
+            });
+            return Ok(OwnedGradients::Parts(parts.collect()));
         }
+        let buckets = 0..engine.layout.buckets().len();
         if engine.config.stage.shards_optimizer() {
-            Ok(OwnedGradients::Parts(buffers))
-        } else {
-            Ok(OwnedGradients::Replicated(buffers))
+            let parts = buckets.map(|index| reduce_to_owner(engine, index, &self.take_sums(engine, index)));
+            return Ok(OwnedGradients::Parts(parts.collect::<Result<_, _>>()?));
         }
+        let whole = buckets.map(|index| {
+            let mut buffer = self.take_sums(engine, index);
+            let label = &engine.bucket_labels[index];
+            engine.comm.all_reduce(buffer.as_mut_slice::<f32>(), ReduceOp::Sum, label)?;
+            Ok(buffer)
+        });
+        Ok(OwnedGradients::Replicated(whole.collect::<Result<_, _>>()?))
+    }
+
+    /// Moves this rank's sums into a bucket; where there is none, it holds zeros.
+    fn take_sums(&mut self, engine: &Engine, index: usize) -> HostBuffer {
+        let bucket = &engine.layout.buckets()[index];
+        let mut buffer = engine.scratch.take(bucket.numel() * size_of::<f32>());
+        for &parameter in bucket.parameters() {
+            match self.sums[parameter.index()].take() {
+                Some(sum) => {
+                    copy_segments(bucket, parameter, HostTensor::new(sum).as_slice(), &mut buffer, false);
+                }
+                None => clear_segments(bucket, parameter, &mut buffer),
+            }
+        }
+        buffer
     }
 }
 

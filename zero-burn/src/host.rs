@@ -3,7 +3,8 @@
 use std::collections::HashSet;
 use std::mem::MaybeUninit;
 use std::ops::Range;
-use std::sync::{Arc, Weak};
+#[cfg(feature = "flex")]
+use std::sync::Arc;
 
 use burn::tensor::{Bytes as TensorBytes, DType, Device, FloatDType, Tensor, TensorData};
 use burn_std::{AccessError, AccessPolicy, AllocationController, AllocationProperty};
@@ -79,36 +80,6 @@ pub(crate) fn same_storage<const A: usize, const B: usize>(left: Tensor<A>, righ
         return Arc::ptr_eq(&left.data_arc(), &right.data_arc());
     }
     true
-}
-
-/// A gathered parameter that may still be in use somewhere: a tape keeps it, or the same pass asks for it again.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Shared {
-    #[cfg(feature = "flex")]
-    flex: Option<Weak<TensorBytes>>,
-}
-
-impl Shared {
-    pub(crate) fn new(tensor: &Tensor<1>) -> Self {
-        #[cfg(feature = "flex")]
-        if let Ok(flex) = tensor.clone().try_into_primitive::<burn_flex::Flex>() {
-            return Self { flex: Some(Arc::downgrade(&flex.data_arc())) };
-        }
-        Self::default()
-    }
-
-    /// The parameter, if it is still alive.
-    pub(crate) fn get(&self) -> Option<Tensor<1>> {
-        #[cfg(feature = "flex")]
-        {
-            let bytes = self.flex.as_ref()?.upgrade()?;
-            let layout = burn_flex::Layout::contiguous([bytes.len() / size_of::<f32>()].into());
-            let flex = burn_flex::FlexTensor::from_arc(bytes, layout, DType::F32);
-            Some(Tensor::from_primitive::<burn_flex::Flex>(flex))
-        }
-        #[cfg(not(feature = "flex"))]
-        None
-    }
 }
 
 /// Bytes behind `tensors`: host memory that several of them share counts once; elsewhere every tensor counts.

@@ -35,7 +35,7 @@
 //!   parameter, and how often it stands on a tape.
 //! - `engine`: one rank's state of one model; `gradients`, `owned`: what lies between backward and step.
 //! - `optimizer`, `elementwise`: [`ZeroOptimizer`] and which optimizers qualify.
-//! - `host`: tensors as host memory; `report`: [`MemoryReport`].
+//! - `host`, `shared`: tensors as host memory, gathered ones that are still alive; `report`: [`MemoryReport`].
 //!
 //! # Features
 //!
@@ -56,6 +56,7 @@ mod optimizer;
 mod owned;
 mod report;
 mod shard;
+mod shared;
 mod stand_in;
 mod uses;
 mod zero;

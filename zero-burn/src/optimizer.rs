@@ -75,9 +75,9 @@ impl<O: Optimizer> ZeroOptimizer<O> {
     ///
     /// # Errors
     ///
-    /// [`ZeroError::InvalidLearningRate`]; [`ZeroError::NothingToStep`] without a backward since the last step; [`ZeroError::ForeignModel`] for a model of
-    /// another engine and [`ZeroError::ModelChanged`] for one whose parameters were set outside of it, before anything
-    /// is changed; [`ZeroError::StrayGradient`] and [`ZeroError::Unfrozen`] for gradients that should not have come;
+    /// [`ZeroError::InvalidLearningRate`]; [`ZeroError::NothingToStep`] without a backward since the last step;
+    /// [`ZeroError::ForeignModel`] for a model of another engine and [`ZeroError::ModelChanged`] for one whose
+    /// parameters were set outside of it, before anything is changed; [`ZeroError::StrayGradient`] and [`ZeroError::Unfrozen`] for gradients that should not have come;
     /// [`ZeroError::Communication`] when another rank is lost.
     pub fn step<M: Module>(&mut self, lr: f64, model: &mut M) -> Result<StepOutcome, ZeroError> {
         if !lr.is_finite() {

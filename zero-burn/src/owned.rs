@@ -57,29 +57,26 @@ impl OwnedGradients {
         parameter: ParameterIndex,
         factor: f32,
     ) -> Option<Tensor<1>> {
-        let buffers = match self {
+        let index = engine.layout.bucket_of(parameter)?;
+        let bucket = &engine.layout.buckets()[index];
+        // What lies before the buffer in the bucket: a part begins where its rank's range begins.
+        let (buffer, before) = match self {
             Self::Whole(gradients) => {
                 let gradient = gradients[parameter.index()].take()?;
                 return Some(if factor == 1.0 { gradient } else { gradient.mul_scalar(factor) });
             }
-            Self::Replicated(buffers) | Self::Parts(buffers) => buffers,
+            Self::Replicated(buffers) => (&buffers[index], 0),
+            Self::Parts(buffers) => (&buffers[index], bucket.part(engine.comm.rank()).start),
         };
-        let index = engine.layout.bucket_of(parameter)?;
-        let bucket = &engine.layout.buckets()[index];
         let owned = engine.owned(parameter);
         let mut gradient = engine.scratch.take(owned.len() * size_of::<f32>());
-        // A part begins where its rank's range begins in the bucket; a replicated bucket begins at 0.
-        let base = match engine.config.stage.shards_optimizer() {
-            true => bucket.part(engine.comm.rank()).start,
-            false => 0,
-        };
         let target = gradient.as_mut_slice::<f32>();
         for segment in bucket.segments(parameter) {
             let inside = segment.source.start >= owned.start && segment.source.end <= owned.end;
             if !inside || segment.source.is_empty() {
                 continue;
             }
-            let from = &buffers[index].as_slice::<f32>()[segment.offset - base..][..segment.source.len()];
+            let from = &buffer.as_slice::<f32>()[segment.offset - before..][..segment.source.len()];
             let to = &mut target[segment.source.start - owned.start..][..from.len()];
             for (to, from) in to.iter_mut().zip(from) {
                 *to = from * factor;

@@ -203,7 +203,7 @@ impl ModuleMapper for DropAliases {
     }
 }
 
-/// Stands for a parameter until its shard is attached.
+/// Keeps a parameter's place until its stand-in is attached.
 fn placeholder<const D: usize>(id: ParamId, device: &Device) -> Param<Tensor<D>> {
     Param::initialized(id, Tensor::zeros([0; D], device))
 }
@@ -227,16 +227,15 @@ impl ModuleMapper for Dealing<'_> {
         let (_, value, _) = param.consume();
         let spec = &mut self.census.specs[position];
         spec.trainable = value.is_require_grad();
-        if value.dtype() != DType::F32 {
-            let reason =
-                format!("it is {:?}; shards are f32 master weights, build the model in f32", value.dtype());
-            self.error = Some(ZeroError::UnsupportedParameter { name: spec.name.clone(), reason });
-            return placeholder(id, self.dealer.device);
-        }
         let shape = value.shape().to_vec();
-        if shape != spec.shape {
-            let reason =
-                format!("its initial value has shape {shape:?}, but it was declared with {:?}", spec.shape);
+        let refusal = if value.dtype() != DType::F32 {
+            Some(format!("it is {:?}; shards are f32 master weights, build the model in f32", value.dtype()))
+        } else if shape != spec.shape {
+            Some(format!("its initial value has shape {shape:?}, but it was declared with {:?}", spec.shape))
+        } else {
+            None
+        };
+        if let Some(reason) = refusal {
             self.error = Some(ZeroError::UnsupportedParameter { name: spec.name.clone(), reason });
             return placeholder(id, self.dealer.device);
         }

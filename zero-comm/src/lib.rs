@@ -28,6 +28,7 @@
 //! - `window`: [`Region`] and [`WindowKey`], for reads that need nobody's help.
 //! - `error`: [`CommError`], one variant per cause.
 //! - `local`: [`LocalWorld`], ranks as threads that read each other's memory.
+//! - `panic`: [`panic_message`], what a panic said.
 //! - `conformance`: what every backend must pass (feature `conformance`).
 //!
 //! # Features
@@ -44,6 +45,7 @@ mod error;
 mod ext;
 mod local;
 mod op;
+mod panic;
 mod window;
 
 pub use buffer::{Buffer, BufferMut};
@@ -53,4 +55,5 @@ pub use error::{Call, CommError, LossCause};
 pub use ext::CommunicatorExt;
 pub use local::{LocalWorld, RankFailure, WorldError};
 pub use op::{OpKind, ReduceOp};
+pub use panic::panic_message;
 pub use window::{Region, WindowKey};

@@ -90,7 +90,7 @@ pub enum LayoutError {
 }
 
 /// The plan every rank makes alike from the model's parameters: who owns which elements, which gradients are
-/// reduced together, which parameters are gathered together.
+/// reduced together, which parameters are needed together.
 ///
 /// Frozen parameters are split like all others, but are in no bucket. Tied parameters are one entry with
 /// aliases.

@@ -39,7 +39,7 @@
 //! - `reshard`: [`reshard()`], from the shards of one partition to those of another, by [`Move`]s.
 //! - `parameter`, `layout`: [`ParameterSpec`], [`Parameter`] and the [`Layout`] of a model.
 //! - `bucket`: [`Bucket`], gradients reduced together, and the [`Segment`]s of its buffer.
-//! - `unit`: [`Unit`], parameters gathered together.
+//! - `unit`: [`Unit`], parameters needed together.
 //! - `stage`: [`Stage`], what is sharded.
 //! - [`memory`]: bytes per rank, from the layout.
 //! - `estimate`: what DeepSpeed would estimate, [`deepspeed_zero2`] and [`deepspeed_zero3`].

@@ -1,10 +1,10 @@
-//! Parameters gathered together.
+//! Parameters needed together.
 
 use std::collections::HashMap;
 
 use crate::{Parameter, ParameterIndex};
 
-/// The parameters of one module, which are gathered together because the module needs them together.
+/// The parameters of one module, which needs them together: while it works, all of them are gathered.
 ///
 /// A tied parameter belongs to the module of its name, not to those of its aliases.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,6 +1,5 @@
 //! A world of threads.
 
-use std::any::Any;
 use std::fmt::{Debug, Display};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,7 +14,7 @@ use super::health::{Failure, Health};
 use super::lock;
 use super::presence::Presence;
 use super::world_error::{RankFailure, WorldError};
-use crate::{Communicator, LossCause};
+use crate::{Communicator, LossCause, panic_message};
 
 /// What the main thread of a program usually has; a rank runs what otherwise runs there.
 const STACK_BYTES: usize = 8 << 20;
@@ -134,9 +133,4 @@ impl LocalWorld {
             (presence, Arc::new(communicator) as Arc<dyn Communicator>)
         })
     }
-}
-
-fn panic_message(payload: &(dyn Any + Send)) -> String {
-    let text = payload.downcast_ref::<&str>().copied();
-    text.or_else(|| payload.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message").to_owned()
 }
