@@ -3,6 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
 use zero_core::{DType, Rank};
 
 use crate::{OpKind, WindowKey};
@@ -11,7 +12,7 @@ use crate::{OpKind, WindowKey};
 ///
 /// Every [`Rank`] in an error is a rank of the whole world, whatever the group the operation belonged to:
 /// one failure reaches all groups, and its name has to mean the same in each.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum CommError {
     /// Some ranks did not come before the deadline. The whole world fails with it.
@@ -130,7 +131,7 @@ pub enum CommError {
 }
 
 /// One rank's side of an operation that did not fit together.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Call {
     /// Who called.
     pub rank: Rank,
@@ -149,7 +150,7 @@ impl fmt::Display for Call {
 }
 
 /// Why a rank is gone.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum LossCause {
     /// It returned, or dropped all its communicators: it came to its end and will not come again.
@@ -158,6 +159,8 @@ pub enum LossCause {
     Failed(String),
     /// It panicked, with this message.
     Panicked(String),
+    /// Its process ended, or could not be reached any more, without a word.
+    Died(String),
 }
 
 impl fmt::Display for LossCause {
@@ -166,6 +169,7 @@ impl fmt::Display for LossCause {
             Self::Finished => f.write_str("had finished and will not come"),
             Self::Failed(message) => write!(f, "failed: {message}"),
             Self::Panicked(message) => write!(f, "panicked: {message}"),
+            Self::Died(how) => write!(f, "died: {how}"),
         }
     }
 }

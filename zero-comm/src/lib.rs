@@ -38,14 +38,18 @@
 #[cfg(feature = "conformance")]
 pub mod conformance;
 
+mod arguments;
 mod buffer;
 mod communicator;
 mod element;
 mod error;
 mod ext;
+mod failure;
 mod local;
 mod op;
 mod panic;
+mod reduce;
+mod request;
 mod window;
 
 pub use buffer::{Buffer, BufferMut};

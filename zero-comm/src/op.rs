@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
+
 /// How elements at one position, one from each rank, become one element.
 ///
 /// Elements are combined in rank order 0, 1, 2, ..., so results are bitwise the same on every rank and on
@@ -14,7 +16,7 @@ use std::fmt;
 ///
 /// Integer sums that do not fit their type are [`CommError::Overflow`](crate::CommError::Overflow), never
 /// a wrapped value; the mean of integers is refused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum ReduceOp {
     /// The sum.
     Sum,
@@ -38,7 +40,7 @@ impl fmt::Display for ReduceOp {
 }
 
 /// The name of an operation of a [`Communicator`](crate::Communicator), as it stands in errors.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum OpKind {
     /// Every rank gets the reduction of all buffers.

@@ -7,13 +7,15 @@ use std::time::Duration;
 use zero_core::{DType, Rank, WorldSize};
 
 use super::group::Group;
-use super::health::{Failure, Health};
+use super::health::Health;
 use super::lock;
 use super::meeting::Lent;
 use super::presence::Presence;
-use super::reduce;
 use super::rendezvous::Guest;
-use super::request::Request;
+use crate::arguments::Place;
+use crate::failure::Failure;
+use crate::reduce;
+use crate::request::Request;
 use crate::{Buffer, BufferMut, CommError, Communicator, OpKind, ReduceOp, Region, WindowKey};
 
 /// A rank's place in a group of threads.
@@ -60,55 +62,18 @@ impl LocalCommunicator {
         CommError::InvalidArgument { rank: self.presence.rank(), operation, label: label.to_owned(), reason }
     }
 
-    /// The position of `rank` in the group.
-    fn position(&self, what: &str, rank: Rank) -> Result<usize, String> {
-        let size = self.group.size();
-        if size.contains(rank) {
-            Ok(rank.index())
-        } else {
-            Err(format!("{what} is {rank}, but the group has ranks 0 to {}", size.get() - 1))
-        }
-    }
-
-    /// Checks that `whole` is cut into one part per rank by `counts`, and that this rank's is `part`.
-    fn check_parts(
+    /// The request that `checked` arguments make, or the error for wrong ones.
+    fn request(
         &self,
-        counts: &[usize],
-        whole: (&str, usize, DType),
-        part: (&str, usize, DType),
-    ) -> Result<(), String> {
-        self.check_counts("counts", counts, whole.0, whole.1)?;
-        if part.2 != whole.2 {
-            return Err(format!("{} is of {}, but {} of {}", part.0, part.2, whole.0, whole.2));
-        }
-        let count = counts[self.position];
-        if part.1 != count {
-            return Err(format!("{} has {} elements, but this rank's count is {count}", part.0, part.1));
-        }
-        Ok(())
+        operation: OpKind,
+        label: &str,
+        checked: impl FnOnce(Place) -> Result<Request, String>,
+    ) -> Result<Request, CommError> {
+        checked(self.place()).map_err(|reason| self.refuse(operation, label, reason))
     }
 
-    fn check_counts(&self, what: &str, counts: &[usize], whole: &str, length: usize) -> Result<(), String> {
-        if counts.len() != self.group.size().get() {
-            return Err(format!(
-                "there are {} {what}, but the group has {} ranks",
-                counts.len(),
-                self.group.size()
-            ));
-        }
-        match counts.iter().try_fold(0_usize, |sum, count| sum.checked_add(*count)) {
-            Some(sum) if sum == length => Ok(()),
-            Some(sum) => Err(format!("{whole} has {length} elements, but {what} add up to {sum}")),
-            None => Err(format!("{what} add up to more than memory can hold")),
-        }
-    }
-
-    fn check_op(op: ReduceOp, dtype: DType) -> Result<(), String> {
-        let integers = matches!(dtype, DType::I64 | DType::I32 | DType::U8);
-        if integers && op == ReduceOp::Mean {
-            return Err(format!("the mean of {dtype} is not an integer; sum and divide, or use floats"));
-        }
-        Ok(())
+    fn place(&self) -> Place {
+        Place { position: self.position, size: self.group.size() }
     }
 
     fn overflow(operation: OpKind, label: &str, dtype: DType) -> CommError {
@@ -134,10 +99,8 @@ impl Communicator for LocalCommunicator {
     }
 
     fn all_reduce_raw(&self, buffer: BufferMut<'_>, op: ReduceOp, label: &str) -> Result<(), CommError> {
-        let (dtype, length) = (buffer.dtype(), buffer.len());
-        let refuse = |reason| self.refuse(OpKind::AllReduce, label, reason);
-        Self::check_op(op, dtype).map_err(refuse)?;
-        let request = Request::AllReduce { dtype, length, op };
+        let dtype = buffer.dtype();
+        let request = self.request(OpKind::AllReduce, label, |place| place.all_reduce(&buffer, op))?;
         self.group.hall().meet(self.guest(self.position), request, label, Lent::Write(buffer), |meeting| {
             // A stripe of all buffers belongs to one rank, which therefore needs no scratch memory.
             reduce::in_place(op, dtype, meeting.stripes())
@@ -152,10 +115,8 @@ impl Communicator for LocalCommunicator {
         counts: &[usize],
         label: &str,
     ) -> Result<(), CommError> {
-        let dtype = send.dtype();
-        self.check_parts(counts, ("receive", receive.len(), receive.dtype()), ("send", send.len(), dtype))
-            .map_err(|reason| self.refuse(OpKind::AllGather, label, reason))?;
-        let request = Request::AllGather { dtype, counts: counts.to_vec() };
+        let request =
+            self.request(OpKind::AllGather, label, |place| place.all_gather(&send, &receive, counts))?;
         self.group.hall().meet(self.guest(self.position), request, label, Lent::Read(send), |meeting| {
             let mut rest = receive.bytes_mut();
             for peer in 0..self.group.size().get() {
@@ -177,12 +138,11 @@ impl Communicator for LocalCommunicator {
         label: &str,
     ) -> Result<(), CommError> {
         let dtype = send.dtype();
-        self.check_parts(counts, ("send", send.len(), dtype), ("receive", receive.len(), receive.dtype()))
-            .and_then(|()| Self::check_op(op, dtype))
-            .map_err(|reason| self.refuse(OpKind::ReduceScatter, label, reason))?;
+        let request = self.request(OpKind::ReduceScatter, label, |place| {
+            place.reduce_scatter(&send, &receive, counts, op)
+        })?;
         let before: usize = counts[..self.position].iter().sum();
         let part = before * dtype.size()..(before + counts[self.position]) * dtype.size();
-        let request = Request::ReduceScatter { dtype, counts: counts.to_vec(), op };
         self.group.hall().meet(self.guest(self.position), request, label, Lent::Read(send), |meeting| {
             let sources: Vec<_> = (0..self.group.size().get())
                 .filter_map(|peer| meeting.read(peer))
@@ -194,10 +154,10 @@ impl Communicator for LocalCommunicator {
     }
 
     fn broadcast_raw(&self, mut buffer: BufferMut<'_>, root: Rank, label: &str) -> Result<(), CommError> {
-        let position =
-            self.position("root", root).map_err(|reason| self.refuse(OpKind::Broadcast, label, reason))?;
-        let (dtype, length) = (buffer.dtype(), buffer.len());
-        let request = Request::Broadcast { dtype, length, root: self.group.members()[position] };
+        let request = self.request(OpKind::Broadcast, label, |place| {
+            place.broadcast(&buffer, root, self.group.members())
+        })?;
+        let position = root.index();
         if position == self.position {
             let lent = Lent::Read(buffer.as_buffer());
             return self.group.hall().meet(self.guest(self.position), request, label, lent, |_| Ok(()));
@@ -217,20 +177,9 @@ impl Communicator for LocalCommunicator {
         label: &str,
     ) -> Result<(), CommError> {
         let dtype = send.dtype();
-        self.check_counts("send counts", send_counts, "send", send.len())
-            .and_then(|()| self.check_counts("receive counts", receive_counts, "receive", receive.len()))
-            .and_then(|()| match (send_counts[self.position], receive_counts[self.position]) {
-                _ if receive.dtype() != dtype => {
-                    Err(format!("receive is of {}, but send of {dtype}", receive.dtype()))
-                }
-                (out, back) if out != back => {
-                    Err(format!("the rank sends itself {out} elements, but receives {back} from itself"))
-                }
-                _ => Ok(()),
-            })
-            .map_err(|reason| self.refuse(OpKind::AllToAll, label, reason))?;
-        let request =
-            Request::AllToAll { dtype, send: send_counts.to_vec(), receive: receive_counts.to_vec() };
+        let request = self.request(OpKind::AllToAll, label, |place| {
+            place.all_to_all(&send, send_counts, &receive, receive_counts)
+        })?;
         self.group.hall().meet(self.guest(self.position), request, label, Lent::Read(send), |meeting| {
             let mut rest = receive.bytes_mut();
             for (peer, count) in receive_counts.iter().enumerate() {
@@ -246,8 +195,8 @@ impl Communicator for LocalCommunicator {
 
     fn send_raw(&self, to: Rank, buffer: Buffer<'_>, label: &str) -> Result<(), CommError> {
         let peer = self
-            .position("the receiver", to)
-            .and_then(|peer| if peer == self.position { Err(SELF.to_owned()) } else { Ok(peer) })
+            .place()
+            .other("the receiver", to)
             .map_err(|reason| self.refuse(OpKind::Send, label, reason))?;
         let request = Request::Send { dtype: buffer.dtype(), length: buffer.len() };
         self.group
@@ -257,8 +206,8 @@ impl Communicator for LocalCommunicator {
 
     fn receive_raw(&self, from: Rank, mut buffer: BufferMut<'_>, label: &str) -> Result<(), CommError> {
         let peer = self
-            .position("the sender", from)
-            .and_then(|peer| if peer == self.position { Err(SELF.to_owned()) } else { Ok(peer) })
+            .place()
+            .other("the sender", from)
             .map_err(|reason| self.refuse(OpKind::Recv, label, reason))?;
         let request = Request::Receive { dtype: buffer.dtype(), length: buffer.len() };
         self.group.pair(peer, self.position).meet(self.guest(1), request, label, Lent::Nothing, |meeting| {
@@ -309,8 +258,10 @@ impl Communicator for LocalCommunicator {
         label: &str,
     ) -> Result<(), CommError> {
         self.health().check(OpKind::Read, label)?;
-        let position =
-            self.position("the peer", peer).map_err(|reason| self.invalid(OpKind::Read, label, reason))?;
+        let position = self
+            .place()
+            .member("the peer", peer)
+            .map_err(|reason| self.invalid(OpKind::Read, label, reason))?;
         let (peer, label) = (self.group.members()[position], || label.to_owned());
         let region = self.group.windows(position).get(key);
         let region = region.ok_or_else(|| CommError::WindowMissing { peer, key, label: label() })?;
@@ -334,8 +285,6 @@ impl Communicator for LocalCommunicator {
         self.health().fail(Failure::Aborted { rank: self.presence.rank(), reason: reason.to_owned() });
     }
 }
-
-const SELF: &str = "a rank cannot send to itself; copy the data";
 
 impl fmt::Debug for LocalCommunicator {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -8,8 +8,8 @@ use zero_core::{Rank, WorldSize};
 use super::health::Health;
 use super::lock;
 use super::rendezvous::Rendezvous;
-use super::request::Request;
 use super::windows::Windows;
+use crate::request::Request;
 
 /// What all members of one group share. Positions in it are the ranks within the group.
 pub(super) struct Group {

@@ -1,6 +1,5 @@
 //! What a world knows about its ranks: who has finished, and why it failed.
 
-use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::thread;
@@ -9,7 +8,8 @@ use zero_core::{Rank, WorldSize};
 
 use super::lock;
 use super::rendezvous::Rendezvous;
-use crate::{CommError, LossCause, OpKind};
+use crate::failure::Failure;
+use crate::{CommError, OpKind};
 
 /// How often a waiting rank looks before it sleeps: a few microseconds, about what falling asleep and being
 /// woken costs.
@@ -25,16 +25,6 @@ pub(super) struct Health {
     failure: OnceLock<Failure>,
     /// Where ranks may be asleep.
     rendezvous: Mutex<Vec<Weak<Rendezvous>>>,
-}
-
-/// Why a world failed.
-pub(super) enum Failure {
-    /// A rank returned an error or panicked.
-    Lost { rank: Rank, cause: LossCause },
-    /// A rank asked for it.
-    Aborted { rank: Rank, reason: String },
-    /// What every rank gets as it is; `blamed` found it out.
-    Error { error: CommError, blamed: Option<Rank> },
 }
 
 impl Health {
@@ -92,27 +82,14 @@ impl Health {
         Some(self.finished[rank.index()].load(Ordering::SeqCst)).filter(|order| *order > 0)
     }
 
-    /// The error that `operation` gets in a failed world.
+    /// The error that `operation` gets if the world has failed.
     pub(super) fn check(&self, operation: OpKind, label: &str) -> Result<(), CommError> {
-        let Some(failure) = self.failure.get() else { return Ok(()) };
-        let label = label.to_owned();
-        Err(match failure {
-            Failure::Lost { rank, cause } => {
-                CommError::PeerLost { rank: *rank, cause: cause.clone(), operation, label }
-            }
-            Failure::Aborted { rank, reason } => {
-                CommError::Aborted { rank: *rank, reason: reason.clone(), operation, label }
-            }
-            Failure::Error { error, .. } => error.clone(),
-        })
+        self.failure.get().map_or(Ok(()), |failure| Err(failure.error(operation, label)))
     }
 
     /// The rank that the first failure names as its origin.
     pub(super) fn blamed(&self) -> Option<Rank> {
-        match self.failure.get()? {
-            Failure::Lost { rank, .. } | Failure::Aborted { rank, .. } => Some(*rank),
-            Failure::Error { blamed, .. } => *blamed,
-        }
+        self.failure.get()?.blamed()
     }
 
     /// Lets every waiting rank see the failure.
@@ -126,15 +103,5 @@ impl Health {
     fn wake(&self) {
         let all: Vec<_> = lock(&self.rendezvous).iter().filter_map(Weak::upgrade).collect();
         all.iter().for_each(|rendezvous| rendezvous.wake());
-    }
-}
-
-impl fmt::Display for Failure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Lost { rank, cause } => write!(f, "{rank} {cause}"),
-            Self::Aborted { rank, reason } => write!(f, "{rank} aborted the world: {reason}"),
-            Self::Error { error, .. } => error.fmt(f),
-        }
     }
 }

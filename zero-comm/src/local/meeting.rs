@@ -4,7 +4,7 @@ use std::slice;
 use std::sync::{Arc, OnceLock};
 
 use super::group::Seating;
-use super::request::Request;
+use crate::request::Request;
 use crate::{Buffer, BufferMut};
 
 /// What a rank lends to the others for one operation.

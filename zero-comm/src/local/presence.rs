@@ -5,8 +5,9 @@ use std::thread;
 
 use zero_core::Rank;
 
-use super::health::{Failure, Health};
+use super::health::Health;
 use crate::LossCause;
+use crate::failure::Failure;
 
 /// Shared by all communicators of one rank: the rank has finished when the last of them is gone.
 pub(super) struct Presence {

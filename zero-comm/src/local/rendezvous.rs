@@ -30,10 +30,11 @@ use std::time::{Duration, Instant};
 
 use zero_core::Rank;
 
-use super::health::{Failure, Health};
+use super::health::Health;
 use super::lock;
 use super::meeting::{Lent, Meeting, Seat, Table};
-use super::request::{self, Request};
+use crate::failure::Failure;
+use crate::request::{self, Request};
 use crate::{Call, CommError, LossCause, OpKind};
 
 /// A place where a fixed set of ranks meets, again and again.

@@ -10,10 +10,11 @@ use zero_core::{Rank, WorldSize};
 
 use super::communicator::LocalCommunicator;
 use super::group::Group;
-use super::health::{Failure, Health};
+use super::health::Health;
 use super::lock;
 use super::presence::Presence;
 use super::world_error::{RankFailure, WorldError};
+use crate::failure::Failure;
 use crate::{Communicator, LossCause, panic_message};
 
 /// What the main thread of a program usually has; a rank runs what otherwise runs there.

@@ -13,7 +13,7 @@ use crate::{Element, ReduceOp};
 const BLOCK: usize = 2048;
 
 /// A sum is outside the range of its type.
-pub(super) struct TooNarrow;
+pub(crate) struct TooNarrow;
 
 macro_rules! for_dtype {
     ($dtype:expr, $Number:ident => $body:expr) => {
@@ -51,7 +51,7 @@ macro_rules! for_dtype {
 }
 
 /// Writes the reduction of `sources`, one per rank, into `target`. All have one length.
-pub(super) fn into(
+pub(crate) fn into(
     op: ReduceOp,
     dtype: DType,
     sources: &[&[u8]],
@@ -73,7 +73,7 @@ pub(super) fn into(
 }
 
 /// Replaces each of `buffers`, one per rank and all of one length, by the reduction of all.
-pub(super) fn in_place(op: ReduceOp, dtype: DType, buffers: Vec<&mut [u8]>) -> Result<(), TooNarrow> {
+pub(crate) fn in_place(op: ReduceOp, dtype: DType, buffers: Vec<&mut [u8]>) -> Result<(), TooNarrow> {
     for_dtype!(dtype, N => {
         let mut buffers: Vec<&mut [N]> = buffers.into_iter().map(bytemuck::cast_slice_mut).collect();
         let (ranks, length) = (buffers.len(), buffers.first().map_or(0, |first| first.len()));

@@ -1,12 +1,13 @@
-//! What a rank comes to a rendezvous for.
+//! An operation with its arguments, and whether those of several ranks fit together.
 
+use serde::{Deserialize, Serialize};
 use zero_core::{DType, Rank};
 
 use crate::{OpKind, ReduceOp};
 
 /// An operation with all its arguments but the data. Lengths and counts are in elements.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) enum Request {
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Request {
     AllReduce { dtype: DType, length: usize, op: ReduceOp },
     AllGather { dtype: DType, counts: Vec<usize> },
     ReduceScatter { dtype: DType, counts: Vec<usize>, op: ReduceOp },
@@ -20,7 +21,7 @@ pub(super) enum Request {
 }
 
 impl Request {
-    pub(super) const fn kind(&self) -> OpKind {
+    pub(crate) const fn kind(&self) -> OpKind {
         match self {
             Self::AllReduce { .. } => OpKind::AllReduce,
             Self::AllGather { .. } => OpKind::AllGather,
@@ -36,7 +37,7 @@ impl Request {
     }
 
     /// The arguments as text, for an error.
-    pub(super) fn arguments(&self) -> String {
+    pub(crate) fn arguments(&self) -> String {
         match self {
             Self::AllReduce { dtype, length, op } => format!("{op}, {length} x {dtype}"),
             Self::AllGather { dtype, counts } => format!("{counts:?} x {dtype}"),
@@ -72,7 +73,7 @@ impl Request {
 }
 
 /// Two seats whose requests or labels do not fit together, if there are any. Seats are in rank order.
-pub(super) fn disagreement(seats: &[(&Request, &str)]) -> Option<(usize, usize)> {
+pub(crate) fn disagreement(seats: &[(&Request, &str)]) -> Option<(usize, usize)> {
     let named = seats.iter().position(|(_, label)| !label.is_empty());
     for (there, (request, label)) in seats.iter().enumerate().skip(1) {
         if !seats[0].0.agrees(0, request, there) {
