@@ -238,7 +238,7 @@ impl GradientStore {
             engine.comm.all_reduce(buffer.as_mut_slice::<f32>(), ReduceOp::Sum, label)?;
             Ok(buffer)
         });
-        Ok(OwnedGradients::Replicated(whole.collect::<Result<_, _>>()?))
+        Ok(OwnedGradients::Replicated(whole.collect::<Result<_, CommError>>()?))
     }
 
     /// Moves this rank's sums into a bucket; where there is none, it holds zeros.

@@ -16,7 +16,7 @@ pub(crate) struct Place {
 }
 
 /// A named argument: its length in elements, and their type.
-struct Argument(&'static str, usize, DType);
+pub(crate) struct Argument(pub(crate) &'static str, pub(crate) usize, pub(crate) DType);
 
 impl Place {
     pub(crate) fn all_reduce(self, buffer: &BufferMut<'_>, op: ReduceOp) -> Result<Request, String> {
@@ -99,7 +99,12 @@ impl Place {
     }
 
     /// Checks that `whole` is cut into one part per rank by `counts`, and that this rank's is `part`.
-    fn check_parts(self, counts: &[usize], whole: &Argument, part: &Argument) -> Result<(), String> {
+    pub(crate) fn check_parts(
+        self,
+        counts: &[usize],
+        whole: &Argument,
+        part: &Argument,
+    ) -> Result<(), String> {
         self.check_counts("counts", counts, whole.0, whole.1)?;
         if part.2 != whole.2 {
             return Err(format!("{} is of {}, but {} of {}", part.0, part.2, whole.0, whole.2));
@@ -123,7 +128,7 @@ impl Place {
     }
 }
 
-fn check_op(op: ReduceOp, dtype: DType) -> Result<(), String> {
+pub(crate) fn check_op(op: ReduceOp, dtype: DType) -> Result<(), String> {
     let integers = matches!(dtype, DType::I64 | DType::I32 | DType::U8);
     if integers && op == ReduceOp::Mean {
         return Err(format!("the mean of {dtype} is not an integer; sum and divide, or use floats"));

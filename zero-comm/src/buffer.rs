@@ -17,6 +17,11 @@ pub struct Buffer<'a> {
 }
 
 impl<'a> Buffer<'a> {
+    /// The elements in `bytes`, which are aligned for `dtype` and hold a whole number of them.
+    pub(crate) const fn from_bytes(bytes: &'a [u8], dtype: DType) -> Self {
+        Self { bytes, dtype }
+    }
+
     /// The type of one element.
     pub const fn dtype(&self) -> DType {
         self.dtype
@@ -97,6 +102,11 @@ impl BufferMut<'_> {
     /// The elements; `None` unless they are of type `T`.
     pub fn as_mut_slice<T: Element>(&mut self) -> Option<&mut [T]> {
         (T::DTYPE == self.dtype).then(|| bytemuck::cast_slice_mut(self.bytes))
+    }
+
+    /// The same memory, for a shorter time.
+    pub(crate) const fn reborrow(&mut self) -> BufferMut<'_> {
+        BufferMut { bytes: self.bytes, dtype: self.dtype }
     }
 
     /// The same memory, to read.

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use zero_core::{Rank, WorldSize};
 
-use crate::{Buffer, BufferMut, CommError, ReduceOp, Region, WindowKey};
+use crate::{Buffer, BufferMut, CommError, FlightRecord, ReduceOp, Region, WindowKey};
 
 /// One rank's place in a group of ranks, and all they do together.
 ///
@@ -192,6 +192,11 @@ pub trait Communicator: Send + Sync + Debug {
     ///
     /// As all collective operations.
     fn fence(&self, label: &str) -> Result<(), CommError>;
+
+    /// The last [`FlightRecord::KEPT`] operations of this rank, in all its groups, oldest first.
+    ///
+    /// Reads of windows are not among them: they wait for nobody.
+    fn flight(&self) -> Vec<FlightRecord>;
 
     /// Fails the world: every pending and later call of all its ranks, in all groups, returns
     /// [`CommError::Aborted`] with this rank and the `reason`. The first failure of a world stays its cause.

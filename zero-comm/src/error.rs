@@ -98,6 +98,13 @@ pub enum CommError {
         dtype: DType,
     },
 
+    /// The process that holds the job together, a launcher, cannot be reached any more.
+    #[error("the job's coordinator was lost: {how}; see what its launcher said last")]
+    CoordinatorLost {
+        /// How.
+        how: String,
+    },
+
     /// The peer has no such window. Only the reader fails.
     #[error("read {label:?}: {peer} does not expose {key}; expose it and fence before reading")]
     WindowMissing {
@@ -174,7 +181,8 @@ impl fmt::Display for LossCause {
     }
 }
 
-struct Ranks<'a>(&'a [Rank]);
+/// Ranks in a sentence.
+pub(crate) struct Ranks<'a>(pub(crate) &'a [Rank]);
 
 impl fmt::Display for Ranks<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -27,37 +27,94 @@
 //! - `op`: [`ReduceOp`] and its arithmetic, [`OpKind`].
 //! - `window`: [`Region`] and [`WindowKey`], for reads that need nobody's help.
 //! - `error`: [`CommError`], one variant per cause.
+//! - `world`: [`World`], whatever ranks are.
 //! - `local`: [`LocalWorld`], ranks as threads that read each other's memory.
+//! - `environment`: [`Launch`], what a launcher told this process; [`TorchStore`] and [`AddressFile`], which
+//!   carry the address of rank 0.
+//! - `process`: [`ProcessWorld`], ranks as processes, and the operations between them; `tcp` is how hosts reach
+//!   each other.
+//! - `control`: [`Coordinator`], which brings processes together and tells all why a world failed.
+//! - `flight`: [`FlightRecord`] and [`FlightReport`], what ranks did last.
+//! - `launcher`: what the program `zero-run` does (feature `launcher`).
+//! - `work`: [`WorkQueue`], operations that a thread of their own does, and [`Work`], their results.
+//! - `throttled`: [`Throttled`], a communicator as slow as a given [`Link`].
+//! - `faulty`: [`Faulty`], a communicator with the faults of a [`FaultPlan`].
+//! - `clock`: [`Clock`], the time that decorators go by.
+//! - `nccl`: `NcclCommunicator`, devices that NVIDIA's NCCL connects (feature `nccl`).
 //! - `panic`: [`panic_message`], what a panic said.
 //! - `conformance`: what every backend must pass (feature `conformance`).
 //!
 //! # Features
 //!
 //! - `conformance`: the conformance suite, for whoever writes a backend. Off by default.
+//! - `launcher`: the program `zero-run`, and the same for other programs. Off by default.
+//! - `fuzzing`: entry points for fuzzers. Off by default.
+//! - `nccl`: NVIDIA devices. Builds without CUDA, which is looked for at run time; needs Rust 1.88. Off by
+//!   default.
 
 #[cfg(feature = "conformance")]
 pub mod conformance;
+#[cfg(feature = "launcher")]
+pub mod launcher;
 
 mod arguments;
 mod buffer;
+mod clock;
 mod communicator;
+mod control;
 mod element;
+mod environment;
 mod error;
 mod ext;
 mod failure;
+mod faulty;
+mod flight;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing;
+mod give_up;
 mod local;
+mod lock;
+#[cfg(feature = "nccl")]
+mod nccl;
 mod op;
 mod panic;
+mod process;
 mod reduce;
 mod request;
+mod tcp;
+mod throttled;
 mod window;
+mod windows;
+mod work;
+mod world;
 
 pub use buffer::{Buffer, BufferMut};
+pub use clock::Clock;
 pub use communicator::Communicator;
+pub use control::{Coordinator, CoordinatorOptions, JoinError, Refusal, Token, TokenError};
+/// Whose streams and memory `NcclCommunicator` works with.
+#[cfg(feature = "nccl")]
+pub use cudarc;
 pub use element::Element;
+pub use environment::{
+    AddressFile, AddressFileError, EnvironmentError, FoundVariables, JobId, JobToken, Launch, Launcher,
+    Meeting, NodeListError, Surroundings, TorchStore, TorchStoreError, expand_node_list,
+};
 pub use error::{Call, CommError, LossCause};
 pub use ext::CommunicatorExt;
+pub use faulty::{Fault, FaultKind, FaultPlan, FaultPlanError, Faulty};
+pub use flight::{FlightRecord, FlightReport, FlightState, GroupId};
 pub use local::{LocalWorld, RankFailure, WorldError};
+use lock::lock;
+#[cfg(feature = "nccl")]
+pub use nccl::{
+    Agreement, DeviceBuffer, DeviceBufferMut, NcclCommunicator, NcclError, NcclGroup, NcclVersion,
+};
 pub use op::{OpKind, ReduceOp};
 pub use panic::panic_message;
+pub use process::{ConnectError, ProcessWorld};
+pub use throttled::{Link, LinkError, Throttled, Traffic};
 pub use window::{Region, WindowKey};
+pub use work::{Gather, Work, WorkError, WorkQueue, WorkStats};
+pub use world::World;

@@ -69,6 +69,8 @@ pub enum OpKind {
     Withdraw,
     /// A rank reads from a window.
     Read,
+    /// Ranks become a world.
+    Join,
 }
 
 impl fmt::Display for OpKind {
@@ -87,6 +89,7 @@ impl fmt::Display for OpKind {
             Self::Expose => "expose",
             Self::Withdraw => "withdraw",
             Self::Read => "read",
+            Self::Join => "join",
         })
     }
 }

@@ -13,6 +13,7 @@ use crate::{Element, ReduceOp};
 const BLOCK: usize = 2048;
 
 /// A sum is outside the range of its type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct TooNarrow;
 
 macro_rules! for_dtype {
@@ -72,6 +73,75 @@ pub(crate) fn into(
     })
 }
 
+/// Replaces `own` by the reduction of `sources`, one per rank; where there is `None`, the source is `own`.
+pub(crate) fn into_own(
+    op: ReduceOp,
+    dtype: DType,
+    sources: &[Option<&[u8]>],
+    own: &mut [u8],
+) -> Result<(), TooNarrow> {
+    for_dtype!(dtype, N => {
+        let sources: Vec<Option<&[N]>> =
+            sources.iter().map(|source| source.map(bytemuck::cast_slice)).collect();
+        let own: &mut [N] = bytemuck::cast_slice_mut(own);
+        let mut wide = [<N as Number>::Wide::ZERO; BLOCK];
+        let mut fits = true;
+        for start in (0..own.len()).step_by(BLOCK) {
+            let range = start..own.len().min(start + BLOCK);
+            let wide = &mut wide[..range.len()];
+            let here = &own[range.clone()];
+            accumulate(op, sources.iter().map(|source| source.map_or(here, |source| &source[range.clone()])), wide);
+            fits &= N::store(wide, divisor(op, sources.len()), &mut own[range]);
+        }
+        if fits { Ok(()) } else { Err(TooNarrow) }
+    })
+}
+
+/// How many bytes the accumulator of one element takes.
+pub(crate) fn wide_size(dtype: DType) -> usize {
+    for_dtype!(dtype, N => size_of::<<N as Number>::Wide>())
+}
+
+/// Combines `sources`, further ranks in their order, into accumulators; `wide` holds those of the ranks
+/// before, if there are any. It is aligned to 16 bytes.
+pub(crate) fn accumulate_more(
+    op: ReduceOp,
+    dtype: DType,
+    sources: &[&[u8]],
+    wide: &mut [u8],
+    is_first: bool,
+) {
+    for_dtype!(dtype, N => {
+        let sources: Vec<&[N]> = sources.iter().map(|source| bytemuck::cast_slice(source)).collect();
+        let wide: &mut [<N as Number>::Wide] = bytemuck::cast_slice_mut(wide);
+        for start in (0..wide.len()).step_by(BLOCK) {
+            let range = start..wide.len().min(start + BLOCK);
+            let parts = sources.iter().map(|source| &source[range.clone()]);
+            let wide = &mut wide[range.clone()];
+            if is_first { accumulate(op, parts, wide) } else { continue_with::<N>(op, parts, wide) }
+        }
+    });
+}
+
+/// Writes what `ranks` ranks have accumulated into `target`. `wide` is aligned to 16 bytes.
+pub(crate) fn finish(
+    op: ReduceOp,
+    dtype: DType,
+    ranks: usize,
+    wide: &[u8],
+    target: &mut [u8],
+) -> Result<(), TooNarrow> {
+    for_dtype!(dtype, N => {
+        let wide: &[<N as Number>::Wide] = bytemuck::cast_slice(wide);
+        let target: &mut [N] = bytemuck::cast_slice_mut(target);
+        let mut fits = true;
+        for (wide, target) in wide.chunks(BLOCK).zip(target.chunks_mut(BLOCK)) {
+            fits &= N::store(wide, divisor(op, ranks), target);
+        }
+        if fits { Ok(()) } else { Err(TooNarrow) }
+    })
+}
+
 /// Replaces each of `buffers`, one per rank and all of one length, by the reduction of all.
 pub(crate) fn in_place(op: ReduceOp, dtype: DType, buffers: Vec<&mut [u8]>) -> Result<(), TooNarrow> {
     for_dtype!(dtype, N => {
@@ -102,6 +172,15 @@ fn accumulate<'a, N: Number>(op: ReduceOp, sources: impl Iterator<Item = &'a [N]
         ReduceOp::Sum | ReduceOp::Mean => accumulate_with(N::Wide::add, sources, wide),
         ReduceOp::Max => accumulate_with(N::Wide::max, sources, wide),
         ReduceOp::Min => accumulate_with(N::Wide::min, sources, wide),
+    }
+}
+
+/// Combines further sources into `wide`.
+fn continue_with<'a, N: Number>(op: ReduceOp, sources: impl Iterator<Item = &'a [N]>, wide: &mut [N::Wide]) {
+    match op {
+        ReduceOp::Sum | ReduceOp::Mean => sources.for_each(|source| N::combine(source, wide, N::Wide::add)),
+        ReduceOp::Max => sources.for_each(|source| N::combine(source, wide, N::Wide::max)),
+        ReduceOp::Min => sources.for_each(|source| N::combine(source, wide, N::Wide::min)),
     }
 }
 
@@ -167,7 +246,7 @@ trait Number: Element {
 }
 
 /// The arithmetic of accumulators.
-trait Wide: Copy {
+trait Wide: bytemuck::Pod {
     const ZERO: Self;
 
     fn add(self, other: Self) -> Self;

@@ -36,6 +36,34 @@ impl Request {
         }
     }
 
+    /// Whether two requests of one operation are equal; otherwise each side has arguments of its own.
+    pub(crate) const fn is_uniform(&self) -> bool {
+        !matches!(self, Self::AllToAll { .. } | Self::Split { .. } | Self::Send { .. } | Self::Receive { .. })
+    }
+
+    /// The element type and number, for the record.
+    pub(crate) fn elements(&self) -> Option<(DType, usize)> {
+        match self {
+            Self::AllReduce { dtype, length, .. }
+            | Self::Broadcast { dtype, length, .. }
+            | Self::Send { dtype, length }
+            | Self::Receive { dtype, length } => Some((*dtype, *length)),
+            Self::AllGather { dtype, counts } | Self::ReduceScatter { dtype, counts, .. } => {
+                Some((*dtype, counts.iter().sum()))
+            }
+            Self::AllToAll { dtype, send, .. } => Some((*dtype, send.iter().sum())),
+            Self::Barrier | Self::Fence | Self::Split { .. } => None,
+        }
+    }
+
+    /// How many elements this rank sends to each, in an all-to-all.
+    pub(crate) fn send_counts(&self) -> &[usize] {
+        match self {
+            Self::AllToAll { send, .. } => send,
+            _ => &[],
+        }
+    }
+
     /// The arguments as text, for an error.
     pub(crate) fn arguments(&self) -> String {
         match self {

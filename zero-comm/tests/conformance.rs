@@ -1,10 +1,10 @@
-//! The thread backend has the properties that every backend must have.
+//! The thread backend has the properties that every backend must have, and the decorators keep them.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use zero_comm::conformance::{self, Harness};
-use zero_comm::{CommError, Communicator, LocalWorld};
+use zero_comm::{CommError, Communicator, FaultPlan, Faulty, Link, LocalWorld, Throttled};
 use zero_core::WorldSize;
 
 struct Threads;
@@ -19,6 +19,25 @@ impl Harness for Threads {
             panic!("{error}");
         }
     }
+}
+
+/// Threads whose communicators are decorated.
+struct Decorated(fn(Arc<dyn Communicator>) -> Arc<dyn Communicator>);
+
+impl Harness for Decorated {
+    fn run(&self, size: WorldSize, deadline: Duration, f: &(dyn Fn(Arc<dyn Communicator>) + Sync)) {
+        Threads.run(size, deadline, &|comm| f(self.0(comm)));
+    }
+}
+
+#[test]
+fn a_throttled_communicator_conforms() {
+    conformance::all(&Decorated(|comm| Arc::new(Throttled::new(comm, Link::INSTANT))));
+}
+
+#[test]
+fn a_faulty_communicator_without_faults_conforms() {
+    conformance::all(&Decorated(|comm| Arc::new(Faulty::new(comm, &FaultPlan::default()).unwrap())));
 }
 
 #[test]

@@ -8,12 +8,13 @@ use zero_core::{DType, Rank, WorldSize};
 
 use super::group::Group;
 use super::health::Health;
-use super::lock;
-use super::meeting::Lent;
+use super::meeting::{Lent, Meeting};
 use super::presence::Presence;
-use super::rendezvous::Guest;
+use super::rendezvous::{Guest, Rendezvous};
 use crate::arguments::Place;
 use crate::failure::Failure;
+use crate::flight::{FlightRecord, FlightState, Lane};
+use crate::lock;
 use crate::reduce;
 use crate::request::Request;
 use crate::{Buffer, BufferMut, CommError, Communicator, OpKind, ReduceOp, Region, WindowKey};
@@ -38,9 +39,39 @@ impl LocalCommunicator {
         Self { presence, group, position, deadline: Mutex::new(deadline) }
     }
 
-    /// This rank at `seat` of a rendezvous.
-    fn guest(&self, seat: usize) -> Guest {
-        Guest { seat, deadline: self.deadline() }
+    /// Meets all members.
+    fn meet(
+        &self,
+        request: Request,
+        label: &str,
+        lent: Lent<'_>,
+        act: impl FnOnce(&mut Meeting<'_>) -> Result<(), CommError>,
+    ) -> Result<(), CommError> {
+        let lane = Lane::Collective(self.group.id());
+        self.meet_at(self.group.hall(), self.position, lane, request, label, lent, act)
+    }
+
+    /// Meets whom this rank finds at `rendezvous`, in its `seat` there.
+    #[expect(clippy::too_many_arguments, reason = "those of a meeting and where it is")]
+    fn meet_at(
+        &self,
+        rendezvous: &Rendezvous,
+        seat: usize,
+        lane: Lane,
+        request: Request,
+        label: &str,
+        lent: Lent<'_>,
+        act: impl FnOnce(&mut Meeting<'_>) -> Result<(), CommError>,
+    ) -> Result<(), CommError> {
+        let recorder = self.presence.recorder();
+        let ticket = recorder.begin(lane, request.kind(), request.elements(), label);
+        let guest = Guest { seat, deadline: self.deadline() };
+        let outcome = rendezvous.meet(guest, request, label, lent, |meeting| {
+            recorder.note(ticket, FlightState::Moving);
+            act(meeting)
+        });
+        recorder.note(ticket, if outcome.is_ok() { FlightState::Done } else { FlightState::Failed });
+        outcome
     }
 
     fn health(&self) -> &Health {
@@ -101,7 +132,7 @@ impl Communicator for LocalCommunicator {
     fn all_reduce_raw(&self, buffer: BufferMut<'_>, op: ReduceOp, label: &str) -> Result<(), CommError> {
         let dtype = buffer.dtype();
         let request = self.request(OpKind::AllReduce, label, |place| place.all_reduce(&buffer, op))?;
-        self.group.hall().meet(self.guest(self.position), request, label, Lent::Write(buffer), |meeting| {
+        self.meet(request, label, Lent::Write(buffer), |meeting| {
             // A stripe of all buffers belongs to one rank, which therefore needs no scratch memory.
             reduce::in_place(op, dtype, meeting.stripes())
                 .map_err(|_| Self::overflow(OpKind::AllReduce, label, dtype))
@@ -117,7 +148,7 @@ impl Communicator for LocalCommunicator {
     ) -> Result<(), CommError> {
         let request =
             self.request(OpKind::AllGather, label, |place| place.all_gather(&send, &receive, counts))?;
-        self.group.hall().meet(self.guest(self.position), request, label, Lent::Read(send), |meeting| {
+        self.meet(request, label, Lent::Read(send), |meeting| {
             let mut rest = receive.bytes_mut();
             for peer in 0..self.group.size().get() {
                 let part = meeting.read(peer).unwrap_or_default();
@@ -143,7 +174,7 @@ impl Communicator for LocalCommunicator {
         })?;
         let before: usize = counts[..self.position].iter().sum();
         let part = before * dtype.size()..(before + counts[self.position]) * dtype.size();
-        self.group.hall().meet(self.guest(self.position), request, label, Lent::Read(send), |meeting| {
+        self.meet(request, label, Lent::Read(send), |meeting| {
             let sources: Vec<_> = (0..self.group.size().get())
                 .filter_map(|peer| meeting.read(peer))
                 .map(|whole| &whole[part.clone()])
@@ -160,9 +191,9 @@ impl Communicator for LocalCommunicator {
         let position = root.index();
         if position == self.position {
             let lent = Lent::Read(buffer.as_buffer());
-            return self.group.hall().meet(self.guest(self.position), request, label, lent, |_| Ok(()));
+            return self.meet(request, label, lent, |_| Ok(()));
         }
-        self.group.hall().meet(self.guest(self.position), request, label, Lent::Nothing, |meeting| {
+        self.meet(request, label, Lent::Nothing, |meeting| {
             buffer.bytes_mut().copy_from_slice(meeting.read(position).unwrap_or_default());
             Ok(())
         })
@@ -180,7 +211,7 @@ impl Communicator for LocalCommunicator {
         let request = self.request(OpKind::AllToAll, label, |place| {
             place.all_to_all(&send, send_counts, &receive, receive_counts)
         })?;
-        self.group.hall().meet(self.guest(self.position), request, label, Lent::Read(send), |meeting| {
+        self.meet(request, label, Lent::Read(send), |meeting| {
             let mut rest = receive.bytes_mut();
             for (peer, count) in receive_counts.iter().enumerate() {
                 let Request::AllToAll { send: theirs, .. } = meeting.request(peer) else { continue };
@@ -199,9 +230,9 @@ impl Communicator for LocalCommunicator {
             .other("the receiver", to)
             .map_err(|reason| self.refuse(OpKind::Send, label, reason))?;
         let request = Request::Send { dtype: buffer.dtype(), length: buffer.len() };
-        self.group
-            .pair(self.position, peer)
-            .meet(self.guest(0), request, label, Lent::Read(buffer), |_| Ok(()))
+        let lane = Lane::Send(self.group.id(), self.group.members()[peer]);
+        let pair = self.group.pair(self.position, peer);
+        self.meet_at(&pair, 0, lane, request, label, Lent::Read(buffer), |_| Ok(()))
     }
 
     fn receive_raw(&self, from: Rank, mut buffer: BufferMut<'_>, label: &str) -> Result<(), CommError> {
@@ -210,14 +241,16 @@ impl Communicator for LocalCommunicator {
             .other("the sender", from)
             .map_err(|reason| self.refuse(OpKind::Recv, label, reason))?;
         let request = Request::Receive { dtype: buffer.dtype(), length: buffer.len() };
-        self.group.pair(peer, self.position).meet(self.guest(1), request, label, Lent::Nothing, |meeting| {
+        let lane = Lane::Receive(self.group.id(), self.group.members()[peer]);
+        let pair = self.group.pair(peer, self.position);
+        self.meet_at(&pair, 1, lane, request, label, Lent::Nothing, |meeting| {
             buffer.bytes_mut().copy_from_slice(meeting.read(0).unwrap_or_default());
             Ok(())
         })
     }
 
     fn barrier(&self, label: &str) -> Result<(), CommError> {
-        self.group.hall().meet(self.guest(self.position), Request::Barrier, label, Lent::Nothing, |_| Ok(()))
+        self.meet(Request::Barrier, label, Lent::Nothing, |_| Ok(()))
     }
 
     fn split(
@@ -228,7 +261,7 @@ impl Communicator for LocalCommunicator {
     ) -> Result<Option<Arc<dyn Communicator>>, CommError> {
         let mut place = None;
         let request = Request::Split { color, key };
-        self.group.hall().meet(self.guest(self.position), request, label, Lent::Nothing, |meeting| {
+        self.meet(request, label, Lent::Nothing, |meeting| {
             place = meeting.seating(|| self.group.split(meeting.requests()))[self.position].clone();
             Ok(())
         })?;
@@ -278,7 +311,11 @@ impl Communicator for LocalCommunicator {
     }
 
     fn fence(&self, label: &str) -> Result<(), CommError> {
-        self.group.hall().meet(self.guest(self.position), Request::Fence, label, Lent::Nothing, |_| Ok(()))
+        self.meet(Request::Fence, label, Lent::Nothing, |_| Ok(()))
+    }
+
+    fn flight(&self) -> Vec<FlightRecord> {
+        self.presence.recorder().records()
     }
 
     fn abort(&self, reason: &str) {

@@ -1,18 +1,23 @@
 //! Ranks that do things together.
 
 use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use zero_core::{Rank, WorldSize};
 
 use super::health::Health;
-use super::lock;
 use super::rendezvous::Rendezvous;
-use super::windows::Windows;
+use crate::flight::GroupId;
+use crate::lock;
 use crate::request::Request;
+use crate::windows::Windows;
 
 /// What all members of one group share. Positions in it are the ranks within the group.
 pub(super) struct Group {
+    id: GroupId,
+    /// How often this group was split.
+    splits: AtomicU64,
     health: Arc<Health>,
     size: WorldSize,
     /// The rank in the world of each member.
@@ -29,11 +34,13 @@ pub(super) type Seating = Vec<Option<(Arc<Group>, usize)>>;
 impl Group {
     /// The group of all ranks of a world.
     pub(super) fn whole(size: WorldSize, health: &Arc<Health>) -> Arc<Self> {
-        Self::new(size, size.ranks().collect(), health)
+        Self::new(GroupId::WORLD, size, size.ranks().collect(), health)
     }
 
-    fn new(size: WorldSize, members: Vec<Rank>, health: &Arc<Health>) -> Arc<Self> {
+    fn new(id: GroupId, size: WorldSize, members: Vec<Rank>, health: &Arc<Health>) -> Arc<Self> {
         Arc::new(Self {
+            id,
+            splits: AtomicU64::new(0),
             health: Arc::clone(health),
             size,
             hall: Rendezvous::new(health, members.clone()),
@@ -41,6 +48,10 @@ impl Group {
             windows: members.iter().map(|_| Windows::default()).collect(),
             members,
         })
+    }
+
+    pub(super) const fn id(&self) -> GroupId {
+        self.id
     }
 
     pub(super) const fn size(&self) -> WorldSize {
@@ -78,12 +89,13 @@ impl Group {
                 colors.entry(*color).or_default().push((*key, position));
             }
         }
+        let split = self.splits.fetch_add(1, Ordering::Relaxed);
         let mut seating = vec![None; self.members.len()];
-        for mut positions in colors.into_values() {
+        for (color, mut positions) in colors {
             positions.sort_unstable();
             let Some(size) = WorldSize::new(positions.len()) else { continue };
             let members = positions.iter().map(|(_, position)| self.members[*position]).collect();
-            let group = Self::new(size, members, &self.health);
+            let group = Self::new(self.id.child(split, color), size, members, &self.health);
             for (rank, (_, position)) in positions.into_iter().enumerate() {
                 seating[position] = Some((Arc::clone(&group), rank));
             }

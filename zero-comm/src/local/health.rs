@@ -6,9 +6,10 @@ use std::thread;
 
 use zero_core::{Rank, WorldSize};
 
-use super::lock;
 use super::rendezvous::Rendezvous;
 use crate::failure::Failure;
+use crate::flight::{FlightReport, Recorder};
+use crate::lock;
 use crate::{CommError, OpKind};
 
 /// How often a waiting rank looks before it sleeps: a few microseconds, about what falling asleep and being
@@ -23,6 +24,8 @@ pub(super) struct Health {
     /// How many ranks have finished.
     finishes: AtomicUsize,
     failure: OnceLock<Failure>,
+    /// What each rank did.
+    recorders: Vec<Arc<Recorder>>,
     /// Where ranks may be asleep.
     rendezvous: Mutex<Vec<Weak<Rendezvous>>>,
 }
@@ -36,12 +39,17 @@ impl Health {
             finished: size.ranks().map(|_| AtomicUsize::new(0)).collect(),
             finishes: AtomicUsize::new(0),
             failure: OnceLock::new(),
+            recorders: size.ranks().map(|_| Arc::default()).collect(),
             rendezvous: Mutex::new(Vec::new()),
         }
     }
 
     pub(super) const fn spins(&self) -> u32 {
         self.spins
+    }
+
+    pub(super) fn recorder(&self, rank: Rank) -> &Arc<Recorder> {
+        &self.recorders[rank.index()]
     }
 
     /// Makes [`announce`](Self::announce) reach `rendezvous`.
@@ -92,16 +100,63 @@ impl Health {
         self.failure.get()?.blamed()
     }
 
-    /// Lets every waiting rank see the failure.
+    /// Lets every waiting rank see the failure, and says what all did last.
     pub(super) fn announce(&self) {
-        if let Some(failure) = self.failure.get() {
-            tracing::debug!(cause = %failure, "world failed");
-        }
+        // What they did is looked at before those who wait give up.
+        let records: Vec<_> = self.recorders.iter().map(|recorder| Some(recorder.records())).collect();
         self.wake();
+        if let Some(failure) = self.failure.get() {
+            tracing::error!(%failure, "the world has failed");
+            tracing::error!("{}", FlightReport::new(&records));
+        }
     }
 
     fn wake(&self) {
         let all: Vec<_> = lock(&self.rendezvous).iter().filter_map(Weak::upgrade).collect();
         all.iter().for_each(|rendezvous| rendezvous.wake());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{self, Write};
+
+    use zero_core::DType;
+
+    use super::*;
+    use crate::GroupId;
+    use crate::LossCause;
+    use crate::flight::Lane;
+
+    #[derive(Clone, Default)]
+    struct Log(Arc<Mutex<Vec<u8>>>);
+
+    impl Write for Log {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            lock(&self.0).write(bytes)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_world_that_fails_says_once_what_all_did_last() {
+        let health = Health::new(WorldSize::new(2).unwrap());
+        let lane = Lane::Collective(GroupId::WORLD);
+        health.recorder(Rank::new(1)).begin(lane, OpKind::AllReduce, Some((DType::F32, 7)), "gradient");
+        let (log, failure) = (Log::default(), Failure::Lost { rank: Rank::ROOT, cause: LossCause::Finished });
+        let writer = log.clone();
+        let subscriber =
+            tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).finish();
+        tracing::subscriber::with_default(subscriber, || {
+            health.fail(failure.clone());
+            health.fail(failure);
+        });
+        let told = String::from_utf8(lock(&log.0).clone()).unwrap();
+        assert!(told.contains("rank 0 had finished and will not come"), "{told}");
+        assert!(told.contains("all_reduce 7 x f32  \"gradient\"  waiting    rank 1"), "{told}");
+        assert_eq!(told.matches("the last operations of 2 ranks").count(), 1, "{told}");
     }
 }

@@ -10,16 +10,8 @@ mod health;
 mod meeting;
 mod presence;
 mod rendezvous;
-mod windows;
 mod world;
 mod world_error;
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
 pub use world::LocalWorld;
 pub use world_error::{RankFailure, WorldError};
-
-/// Locks `mutex` even if a thread panicked with it: every critical section here leaves its data whole.
-fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}

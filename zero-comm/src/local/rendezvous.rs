@@ -31,9 +31,9 @@ use std::time::{Duration, Instant};
 use zero_core::Rank;
 
 use super::health::Health;
-use super::lock;
 use super::meeting::{Lent, Meeting, Seat, Table};
 use crate::failure::Failure;
+use crate::lock;
 use crate::request::{self, Request};
 use crate::{Call, CommError, LossCause, OpKind};
 

@@ -11,10 +11,10 @@ use zero_core::{Rank, WorldSize};
 use super::communicator::LocalCommunicator;
 use super::group::Group;
 use super::health::Health;
-use super::lock;
 use super::presence::Presence;
 use super::world_error::{RankFailure, WorldError};
 use crate::failure::Failure;
+use crate::lock;
 use crate::{Communicator, LossCause, panic_message};
 
 /// What the main thread of a program usually has; a rank runs what otherwise runs there.
@@ -37,6 +37,11 @@ impl LocalWorld {
     /// A world of `size` ranks.
     pub const fn new(size: WorldSize) -> Self {
         Self { size, deadline: Self::DEFAULT_DEADLINE }
+    }
+
+    /// The number of ranks.
+    pub const fn size(&self) -> WorldSize {
+        self.size
     }
 
     /// The same world, in which an operation waits for other ranks no longer than `deadline`.

@@ -6,6 +6,8 @@ use std::io;
 
 use zero_core::Rank;
 
+use crate::ConnectError;
+
 /// Why a world did not come to its end: the first failure, and what followed from it.
 ///
 /// First is the rank that the failure originated from; where that cannot be told, because all ranks learnt
@@ -31,6 +33,13 @@ pub enum WorldError<E> {
         message: String,
         /// How other ranks failed, in the order in which they did.
         others: Vec<(Rank, RankFailure<E>)>,
+    },
+    /// This process did not become a rank of its world.
+    Connect {
+        /// Which rank it was to be.
+        rank: Rank,
+        /// Why.
+        source: Box<ConnectError>,
     },
     /// The system did not give a rank a thread.
     Spawn {
@@ -68,10 +77,21 @@ impl<E> WorldError<E> {
         })
     }
 
-    /// The rank that failed first.
+    /// The error for the one rank of this process.
+    pub(crate) fn from_one(rank: Rank, failure: RankFailure<E>) -> Self {
+        match failure {
+            RankFailure::Error(source) => Self::Failed { rank, source, others: Vec::new() },
+            RankFailure::Panic(message) => Self::Panicked { rank, message, others: Vec::new() },
+        }
+    }
+
+    /// The rank that failed first, of those in this process.
     pub const fn rank(&self) -> Rank {
         match self {
-            Self::Failed { rank, .. } | Self::Panicked { rank, .. } | Self::Spawn { rank, .. } => *rank,
+            Self::Failed { rank, .. }
+            | Self::Panicked { rank, .. }
+            | Self::Connect { rank, .. }
+            | Self::Spawn { rank, .. } => *rank,
         }
     }
 }
@@ -88,6 +108,7 @@ impl<E: Display> Display for WorldError<E> {
                 write!(f, "{rank} panicked: {message}")?;
                 others
             }
+            Self::Connect { rank, source } => return write!(f, "{rank} did not join its world: {source}"),
             Self::Spawn { rank, source } => return write!(f, "{rank} has no thread: {source}"),
         };
         for (position, (rank, _)) in others.iter().enumerate() {
@@ -100,6 +121,7 @@ impl<E: Display> Display for WorldError<E> {
 impl<E: Display + Debug> Error for WorldError<E> {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         match self {
+            Self::Connect { source, .. } => Some(source),
             Self::Spawn { source, .. } => Some(source),
             Self::Failed { .. } | Self::Panicked { .. } => None,
         }

@@ -1,0 +1,52 @@
+//! Looking for an address until somebody answers there.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Between two looks.
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// How long is as good as for ever: a year.
+const FOREVER: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+
+/// The moment when `patience` is over.
+pub(super) fn after(patience: Duration) -> Instant {
+    Instant::now() + patience.min(FOREVER)
+}
+
+/// Why a search ended without success.
+pub(super) enum Miss<E> {
+    /// No address was found.
+    Nothing,
+    /// Nobody answered at the last one.
+    Silent { address: String, cause: E },
+}
+
+/// Looks for an address and connects to it, until that succeeds or `deadline` comes.
+///
+/// What is found may have been left over by an earlier job, so an address that does not answer is looked up
+/// again. `connect` gets an address and the time left, and has to come back within it.
+///
+/// # Errors
+///
+/// The outer error is the first of `look`.
+pub(super) fn search<T, E, F>(
+    deadline: Instant,
+    mut look: impl FnMut() -> Result<Option<String>, F>,
+    mut connect: impl FnMut(&str, Duration) -> Result<T, E>,
+) -> Result<Result<T, Miss<E>>, F> {
+    let left = || deadline.saturating_duration_since(Instant::now());
+    let mut miss = Miss::Nothing;
+    loop {
+        if let Some(address) = look()? {
+            match connect(&address, left()) {
+                Ok(found) => return Ok(Ok(found)),
+                Err(cause) => miss = Miss::Silent { address, cause },
+            }
+        }
+        thread::sleep(PAUSE.min(left()));
+        if left().is_zero() {
+            return Ok(Err(miss));
+        }
+    }
+}

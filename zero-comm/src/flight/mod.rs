@@ -1,0 +1,10 @@
+//! The flight recorder: what each rank did last, for the report on a failure.
+
+mod record;
+mod recorder;
+mod report;
+
+pub(crate) use record::Lane;
+pub use record::{FlightRecord, FlightState, GroupId};
+pub(crate) use recorder::Recorder;
+pub use report::FlightReport;

@@ -1,0 +1,19 @@
+//! The job's coordinator, which this program hosts for its ranks.
+
+use std::net::TcpListener;
+
+use zero_core::WorldSize;
+
+use super::error::LaunchError;
+use crate::{Coordinator, CoordinatorOptions, LocalWorld, Token};
+
+/// Hosts the coordinator on `listener`, whose address the ranks know as `ZERO_RENDEZVOUS`.
+pub(crate) fn host(listener: TcpListener, ranks: usize, token: &Token) -> Result<Coordinator, LaunchError> {
+    let options = CoordinatorOptions {
+        size: WorldSize::new(ranks).unwrap_or(WorldSize::ONE),
+        token: token.clone(),
+        deadline: LocalWorld::DEFAULT_DEADLINE,
+        host: None,
+    };
+    Coordinator::new(listener, options).map_err(LaunchError::Coordinator)
+}

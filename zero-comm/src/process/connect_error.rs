@@ -1,0 +1,70 @@
+//! Why a rank did not become part of a world.
+
+use std::io;
+use std::net::SocketAddr;
+
+use crate::CommError;
+use crate::control::{JoinError, TokenError};
+use crate::environment::{AddressFileError, TorchStoreError};
+
+/// Why a rank did not become part of a world of processes.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConnectError {
+    /// The coordinator did not let it join, or could not be reached.
+    #[error(transparent)]
+    Join(#[from] JoinError),
+
+    /// The job's token cannot be one.
+    #[error("ZERO_JOB_TOKEN: {0}")]
+    Token(#[from] TokenError),
+
+    /// The store of PyTorch's launcher did not tell where rank 0 is.
+    #[error(transparent)]
+    Store(#[from] TorchStoreError),
+
+    /// The file that tells where rank 0 is could not be written or read.
+    #[error(transparent)]
+    File(#[from] AddressFileError),
+
+    /// Rank 0 cannot listen where the others look for it.
+    #[error("cannot listen at {address}: {source}; free the port, or choose another by MASTER_PORT")]
+    Bind {
+        /// The address.
+        address: SocketAddr,
+        /// Why not.
+        source: io::Error,
+    },
+
+    /// A host has no address.
+    #[error("no address is known for host {host:?}: {source}; see MASTER_ADDR")]
+    Resolve {
+        /// The host.
+        host: String,
+        /// Why not.
+        source: io::Error,
+    },
+
+    /// What was told of rank 0 is not an address.
+    #[error("{0:?} does not tell where rank 0 is; is the store used by another program?")]
+    Told(String),
+
+    /// The operating system gives no random numbers.
+    #[error("cannot make a token for the job: {0}")]
+    Random(io::Error),
+
+    /// This host's memory or network cannot be used.
+    #[error("cannot {action}: {source}{advice}")]
+    System {
+        /// What was tried.
+        action: &'static str,
+        /// Why it failed.
+        source: io::Error,
+        /// What to do, if that can be said.
+        advice: &'static str,
+    },
+
+    /// The ranks met, but could not connect to each other.
+    #[error(transparent)]
+    Comm(#[from] CommError),
+}

@@ -1,0 +1,141 @@
+//! How a rank finds the coordinator of its world.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, ToSocketAddrs, UdpSocket};
+use std::time::{Duration, Instant};
+
+use zero_core::{Rank, WorldSize};
+
+use super::connect_error::ConnectError;
+use crate::control::{Connection, Coordinator, CoordinatorOptions, Token};
+use crate::environment::{AddressFile, Meeting, TorchStore};
+
+/// A rank's line to the coordinator.
+#[derive(Debug)]
+pub(crate) struct Met {
+    pub(crate) connection: Connection,
+    pub(crate) coordinator: Option<Coordinator>,
+    /// Where this rank has told the address; removed when dropped.
+    pub(crate) told: Option<AddressFile>,
+}
+
+/// Who looks for the coordinator.
+#[derive(Debug)]
+pub(crate) struct Seeker {
+    pub(crate) rank: Rank,
+    pub(crate) size: WorldSize,
+    pub(crate) token: Option<Token>,
+    /// The job's name, of which a token is made if there is none.
+    pub(crate) job: String,
+    pub(crate) patience: Duration,
+}
+
+impl Seeker {
+    /// Finds the coordinator, or becomes its host if this is rank 0 and nobody else is.
+    pub(crate) fn meet(&self, meeting: &Meeting) -> Result<Met, ConnectError> {
+        let start = Instant::now();
+        let left = || self.patience.saturating_sub(start.elapsed());
+        match meeting {
+            Meeting::Alone => self.host(IpAddr::V4(Ipv4Addr::LOCALHOST), 0, self.own_token()?),
+            Meeting::Coordinator { address } => self.call(address, self.token(meeting), left()),
+            Meeting::Bind { host, port } if self.rank == Rank::ROOT => {
+                self.host(resolve(host, *port)?, *port, self.token(meeting))
+            }
+            Meeting::Bind { host, port } => self.call(&format!("{host}:{port}"), self.token(meeting), left()),
+            Meeting::AgentStore { host, port, key } => {
+                let mut store = TorchStore::connect(host, *port, self.patience)?;
+                if self.rank != Rank::ROOT {
+                    return Ok(store.find(key, |told, patience| self.call_told(told, patience))?);
+                }
+                let met = self.host(route_to(host, *port)?, 0, self.own_token()?)?;
+                store.set(key, met.tell()?.as_bytes())?;
+                Ok(met)
+            }
+            Meeting::File { path } if self.rank == Rank::ROOT => {
+                let mut met = self.host(IpAddr::V4(Ipv4Addr::LOCALHOST), 0, self.own_token()?)?;
+                met.told = Some(AddressFile::publish(path, &met.tell()?)?);
+                Ok(met)
+            }
+            Meeting::File { path } => {
+                Ok(AddressFile::find(path, self.patience, |told, patience| self.call_told(told, patience))?)
+            }
+        }
+    }
+
+    /// Hosts the coordinator at `port` of `interface`.
+    fn host(&self, interface: IpAddr, port: u16, token: Token) -> Result<Met, ConnectError> {
+        let bind = |source| ConnectError::Bind { address: SocketAddr::new(interface, port), source };
+        let listener = TcpListener::bind((interface, port)).map_err(bind)?;
+        let options = CoordinatorOptions {
+            size: self.size,
+            token: token.clone(),
+            deadline: self.patience,
+            host: Some(Rank::ROOT),
+        };
+        let coordinator = Coordinator::new(listener, options).map_err(bind)?;
+        let connection = Connection::connect(&coordinator.address().to_string(), &token, self.patience)?;
+        Ok(Met { connection, coordinator: Some(coordinator), told: None })
+    }
+
+    fn call(&self, address: &str, token: Token, patience: Duration) -> Result<Met, ConnectError> {
+        let connection = Connection::connect(address, &token, patience)?;
+        Ok(Met { connection, coordinator: None, told: None })
+    }
+
+    /// Calls at what [`Met::tell`] told.
+    fn call_told(&self, told: &str, patience: Duration) -> Result<Met, ConnectError> {
+        let (address, token) = told.split_once(' ').ok_or_else(|| ConnectError::Told(told.to_owned()))?;
+        let token = match &self.token {
+            Some(token) => token.clone(),
+            None => token.parse().map_err(|_| ConnectError::Told(told.to_owned()))?,
+        };
+        self.call(address, token, patience)
+    }
+
+    /// The token that all ranks have been given, or can make.
+    fn token(&self, meeting: &Meeting) -> Token {
+        self.token.clone().unwrap_or_else(|| {
+            tracing::warn!(
+                ?meeting,
+                "no ZERO_JOB_TOKEN is set: whoever knows the job's name can join its ranks"
+            );
+            Token::of_job(&self.job)
+        })
+    }
+
+    /// The token of a world whose other ranks are told it.
+    fn own_token(&self) -> Result<Token, ConnectError> {
+        self.token.clone().map_or_else(|| Token::generate().map_err(ConnectError::Random), Ok)
+    }
+}
+
+impl Met {
+    /// What the other ranks have to know: the address, and the token unless they have it anyway.
+    fn tell(&self) -> Result<String, ConnectError> {
+        let (address, token) = self
+            .coordinator
+            .as_ref()
+            .map(|host| (host.address(), host.token()))
+            .ok_or_else(|| ConnectError::Told("nothing".to_owned()))?;
+        Ok(format!("{address} {}", token.to_hex()))
+    }
+}
+
+/// The address of `host`.
+fn resolve(host: &str, port: u16) -> Result<IpAddr, ConnectError> {
+    let unknown = |source| ConnectError::Resolve { host: host.to_owned(), source };
+    let first = (host, port).to_socket_addrs().map_err(unknown)?.next();
+    first.map(|address| address.ip()).ok_or_else(|| unknown(io::ErrorKind::NotFound.into()))
+}
+
+/// The address of the interface by which packets leave for `host`.
+fn route_to(host: &str, port: u16) -> Result<IpAddr, ConnectError> {
+    let peer = resolve(host, port)?;
+    let unknown = |source| ConnectError::Resolve { host: host.to_owned(), source };
+    let any: IpAddr =
+        if peer.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { std::net::Ipv6Addr::UNSPECIFIED.into() };
+    let socket = UdpSocket::bind((any, 0)).map_err(unknown)?;
+    // Sends nothing.
+    socket.connect((peer, port)).map_err(unknown)?;
+    Ok(socket.local_addr().map_err(unknown)?.ip())
+}

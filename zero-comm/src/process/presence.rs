@@ -1,0 +1,54 @@
+//! A rank's being there.
+
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use super::standing::Standing;
+use super::world::Backstage;
+
+use crate::LossCause;
+use crate::failure::Failure;
+
+/// Shared by all communicators of one rank: the rank has finished when the last of them is gone.
+#[derive(Debug)]
+pub(crate) struct Presence {
+    standing: Arc<Standing>,
+    deadline: Duration,
+    backstage: Option<Backstage>,
+}
+
+impl Presence {
+    /// When the rank has finished, `backstage` serves the others until they have, but no longer than `deadline`.
+    pub(crate) const fn new(standing: Arc<Standing>, deadline: Duration, backstage: Backstage) -> Self {
+        Self { standing, deadline, backstage: Some(backstage) }
+    }
+
+    pub(crate) const fn standing(&self) -> &Arc<Standing> {
+        &self.standing
+    }
+}
+
+impl Drop for Presence {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            let cause = LossCause::Panicked("its thread unwound".to_owned());
+            self.standing.fail(Failure::Lost { rank: self.standing.rank(), cause });
+        } else {
+            self.standing.finish();
+        }
+        if self.standing.is_over() {
+            return;
+        }
+        let (standing, deadline, backstage) =
+            (Arc::clone(&self.standing), self.deadline, self.backstage.take());
+        let serve = move || {
+            standing.linger(deadline);
+            drop(backstage);
+        };
+        // Without a thread the others have to do without what this rank leaves.
+        if let Err(error) = thread::Builder::new().name("zero-comm-rest".to_owned()).spawn(serve) {
+            tracing::warn!(%error, "no thread to serve the ranks that have not finished");
+        }
+    }
+}

@@ -1,0 +1,454 @@
+//! The windows that one rank shows to the other ranks of its host.
+//!
+//! An arena is a range of the group's shared file that only its owner writes to: a table of windows, found
+//! by hashing their keys, and their contents. Each window has a lock of its own, held while its content is
+//! written or read, so a reader waits for nothing but a copy in progress, and a window can be replaced in
+//! place: what a rank exposes takes its size once.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::Duration;
+
+use super::segment::{Segment, SharedFile};
+use crate::{CommError, WindowKey, lock};
+
+/// How many windows a rank can show to one group.
+const ENTRIES: usize = 1 << 16;
+
+const ENTRY: usize = 64;
+/// The words of an entry.
+const KEY: usize = 0;
+const STATE: usize = 8;
+const LOCK: usize = 12;
+const OFFSET: usize = 16;
+const LENGTH: usize = 24;
+
+const NEVER: u32 = 0;
+const LIVE: u32 = 1;
+const WITHDRAWN: u32 = 2;
+
+/// In a lock: the owner writes, or wants to. The rest counts readers.
+const WRITING: u32 = 1 << 31;
+
+/// Where contents begin.
+const CONTENTS: u64 = (ENTRIES * ENTRY) as u64;
+
+/// Contents begin at multiples of this, and take multiples of it.
+const PAGE: u64 = 4096;
+
+/// How often a rank looks at a lock before it sleeps for a moment.
+const LOOKS: u32 = 200;
+
+/// Why a window cannot be exposed or read.
+#[derive(Debug)]
+pub(crate) enum ArenaError {
+    /// There is no such window.
+    Missing,
+    /// The window has only so many bytes.
+    Bounds { available: usize },
+    /// There is no room for another window.
+    Full(String),
+    /// Waiting has come to an end.
+    Wait(CommError),
+}
+
+/// One rank's arena, for its owner to write and for others to read.
+#[derive(Debug)]
+pub(crate) struct Arena {
+    file: SharedFile,
+    /// Where in the file the arena begins.
+    start: u64,
+    table: Segment,
+    /// As much as has been needed so far; replaced by a longer one when more is.
+    contents: Mutex<Option<Arc<Segment>>>,
+    /// Used by the owner only.
+    room: Mutex<Room>,
+}
+
+impl Arena {
+    /// How much of the file belongs to one arena. Only what is written to takes memory.
+    pub(crate) const BYTES: u64 = 1 << 40;
+
+    /// The `index`-th arena of `file`, from `offset` on.
+    pub(crate) fn new(file: SharedFile, offset: u64, index: usize) -> io::Result<Self> {
+        let start = offset + index as u64 * Self::BYTES;
+        let table = Segment::map(&file, start, ENTRIES * ENTRY)?;
+        Ok(Self { file, start, table, contents: Mutex::new(None), room: Mutex::default() })
+    }
+
+    /// For the owner: shows `bytes` as the window `key`, in place of what was there.
+    ///
+    /// `check` is asked from time to time whether to wait on for readers of what was there.
+    pub(crate) fn expose(
+        &self,
+        key: WindowKey,
+        bytes: &[u8],
+        check: &dyn Fn() -> Result<(), CommError>,
+    ) -> Result<(), ArenaError> {
+        let mut room = lock(&self.room);
+        let entry = match self.find(key) {
+            Some(entry) => entry,
+            None => self.vacant(key).ok_or_else(|| {
+                ArenaError::Full(format!("a rank can show {ENTRIES} windows to a group; withdraw some"))
+            })?,
+        };
+        let writing = self.lock_writing(entry, check)?;
+        // Until it is whole, the window is not there.
+        let was = self.word(entry, STATE).swap(WITHDRAWN, Ordering::Relaxed);
+        let before = self.long(entry, OFFSET).load(Ordering::Relaxed);
+        let held = if was == LIVE { room.taken.get(&before).copied() } else { None };
+        let needed = (bytes.len() as u64).next_multiple_of(PAGE);
+        let offset = match held {
+            Some(length) if length == needed => before,
+            held => {
+                if held.is_some() {
+                    self.give_back(&mut room, before);
+                }
+                self.take(&mut room, needed)?
+            }
+        };
+        if !bytes.is_empty() {
+            let contents = self.contents(offset + needed).map_err(|error| {
+                self.give_back(&mut room, offset);
+                Self::no_memory(needed, &error)
+            })?;
+            // SAFETY: the range belongs to this window alone, whose lock is held for writing.
+            unsafe { contents.bytes_mut(offset as usize, bytes.len()) }.copy_from_slice(bytes);
+        }
+        self.long(entry, OFFSET).store(offset, Ordering::Relaxed);
+        self.long(entry, LENGTH).store(bytes.len() as u64, Ordering::Relaxed);
+        self.word(entry, STATE).store(LIVE, Ordering::Release);
+        drop(writing);
+        Ok(())
+    }
+
+    /// For the owner: takes the window `key` back, if there is one.
+    pub(crate) fn withdraw(
+        &self,
+        key: WindowKey,
+        check: &dyn Fn() -> Result<(), CommError>,
+    ) -> Result<(), ArenaError> {
+        let mut room = lock(&self.room);
+        let Some(entry) = self.find(key) else { return Ok(()) };
+        let _writing = self.lock_writing(entry, check)?;
+        if self.word(entry, STATE).swap(WITHDRAWN, Ordering::Relaxed) == LIVE {
+            self.give_back(&mut room, self.long(entry, OFFSET).load(Ordering::Relaxed));
+        }
+        Ok(())
+    }
+
+    /// Fills `into` from the window `key`, from byte `offset` on.
+    ///
+    /// `check` is asked from time to time whether to wait on for a copy that the owner is making.
+    pub(crate) fn read(
+        &self,
+        key: WindowKey,
+        offset: usize,
+        into: &mut [u8],
+        check: &dyn Fn() -> Result<(), CommError>,
+    ) -> Result<(), ArenaError> {
+        let entry = self.find(key).ok_or(ArenaError::Missing)?;
+        let _reading = self.lock_reading(entry, check)?;
+        // The entry may have become another window's meanwhile.
+        if self.word(entry, STATE).load(Ordering::Acquire) != LIVE
+            || self.long(entry, KEY).load(Ordering::Relaxed) != key.get()
+        {
+            return Err(ArenaError::Missing);
+        }
+        let available = self.long(entry, LENGTH).load(Ordering::Relaxed) as usize;
+        if offset > available || into.len() > available - offset {
+            return Err(ArenaError::Bounds { available });
+        }
+        if into.is_empty() {
+            return Ok(());
+        }
+        let start = self.long(entry, OFFSET).load(Ordering::Relaxed) + offset as u64;
+        let end = start + into.len() as u64;
+        let contents = self.contents(end).map_err(|error| Self::no_memory(end, &error))?;
+        // SAFETY: the range belongs to this window, whose lock is held for reading.
+        into.copy_from_slice(unsafe { contents.bytes(start as usize, into.len()) });
+        Ok(())
+    }
+
+    /// The entry of `key`, live or not.
+    fn find(&self, key: WindowKey) -> Option<usize> {
+        self.probe(key).find_map(|entry| match self.word(entry, STATE).load(Ordering::Acquire) {
+            NEVER => Some(None),
+            _ if self.long(entry, KEY).load(Ordering::Relaxed) == key.get() => Some(Some(entry)),
+            _ => None,
+        })?
+    }
+
+    /// An entry that is nobody's, made `key`'s.
+    fn vacant(&self, key: WindowKey) -> Option<usize> {
+        let free = |entry: &usize| self.word(*entry, STATE).load(Ordering::Relaxed) != LIVE;
+        let entry = self.probe(key).find(free)?;
+        self.long(entry, KEY).store(key.get(), Ordering::Relaxed);
+        self.word(entry, STATE).store(WITHDRAWN, Ordering::Release);
+        Some(entry)
+    }
+
+    /// Where `key` may be, in the order in which to look.
+    fn probe(&self, key: WindowKey) -> impl Iterator<Item = usize> + use<> {
+        let mixed = key.get().wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        let first = (mixed >> 48) as usize;
+        (0..ENTRIES).map(move |step| (first + step) % ENTRIES)
+    }
+
+    /// The mapped contents, at least up to `end`.
+    fn contents(&self, end: u64) -> io::Result<Arc<Segment>> {
+        let mut contents = lock(&self.contents);
+        if let Some(contents) = contents.as_ref().filter(|contents| contents.len() as u64 >= end) {
+            return Ok(Arc::clone(contents));
+        }
+        let most = Self::BYTES - CONTENTS;
+        if end > most {
+            return Err(io::ErrorKind::FileTooLarge.into());
+        }
+        let length = end.next_power_of_two().clamp(1 << 20, most);
+        let longer = Arc::new(Segment::map(&self.file, self.start + CONTENTS, length as usize)?);
+        *contents = Some(Arc::clone(&longer));
+        Ok(longer)
+    }
+
+    fn take(&self, room: &mut Room, length: u64) -> Result<u64, ArenaError> {
+        let offset = room.take(length);
+        if length > 0 {
+            if let Err(error) = self.file.reserve(self.start + CONTENTS + offset, length) {
+                room.give_back(offset);
+                return Err(Self::no_memory(length, &error));
+            }
+        }
+        Ok(offset)
+    }
+
+    fn give_back(&self, room: &mut Room, offset: u64) {
+        let length = room.give_back(offset);
+        if length > 0 {
+            if let Err(error) = self.file.release(self.start + CONTENTS + offset, length) {
+                tracing::warn!(%error, length, "could not give shared memory back");
+            }
+        }
+    }
+
+    fn no_memory(length: u64, error: &io::Error) -> ArenaError {
+        ArenaError::Full(format!("there are not {length} bytes of shared memory for a window: {error}"))
+    }
+
+    fn lock_writing(
+        &self,
+        entry: usize,
+        check: &dyn Fn() -> Result<(), CommError>,
+    ) -> Result<Locked<'_>, ArenaError> {
+        let word = self.word(entry, LOCK);
+        // Keeps new readers out. The owner is one, so nobody else sets it.
+        word.fetch_or(WRITING, Ordering::Acquire);
+        let locked = Locked { word, held: WRITING };
+        let readers = || word.load(Ordering::Acquire) != WRITING;
+        patiently(readers, check)?;
+        Ok(locked)
+    }
+
+    fn lock_reading(
+        &self,
+        entry: usize,
+        check: &dyn Fn() -> Result<(), CommError>,
+    ) -> Result<Locked<'_>, ArenaError> {
+        let word = self.word(entry, LOCK);
+        loop {
+            if word.fetch_add(1, Ordering::Acquire) & WRITING == 0 {
+                return Ok(Locked { word, held: 1 });
+            }
+            word.fetch_sub(1, Ordering::Release);
+            patiently(|| word.load(Ordering::Relaxed) & WRITING != 0, check)?;
+        }
+    }
+
+    fn word(&self, entry: usize, which: usize) -> &AtomicU32 {
+        self.table.u32(entry * ENTRY + which)
+    }
+
+    fn long(&self, entry: usize, which: usize) -> &AtomicU64 {
+        self.table.u64(entry * ENTRY + which)
+    }
+}
+
+/// A held lock.
+struct Locked<'a> {
+    word: &'a AtomicU32,
+    held: u32,
+}
+
+impl Drop for Locked<'_> {
+    fn drop(&mut self) {
+        self.word.fetch_sub(self.held, Ordering::Release);
+    }
+}
+
+/// Waits while `busy`, which lasts as long as a copy, unless a process has died or stopped in it.
+fn patiently(busy: impl Fn() -> bool, check: &dyn Fn() -> Result<(), CommError>) -> Result<(), ArenaError> {
+    let mut looks = 0;
+    while busy() {
+        looks += 1;
+        if looks < LOOKS {
+            thread::yield_now();
+        } else {
+            check().map_err(ArenaError::Wait)?;
+            thread::sleep(Duration::from_micros(100));
+        }
+    }
+    Ok(())
+}
+
+/// Who has which part of the contents. All lengths are multiples of a page.
+#[derive(Debug, Default)]
+struct Room {
+    /// Offset to length.
+    taken: BTreeMap<u64, u64>,
+}
+
+impl Room {
+    /// The first gap that is large enough.
+    fn take(&mut self, length: u64) -> u64 {
+        let mut at = 0;
+        for (offset, taken) in &self.taken {
+            if offset - at >= length && length > 0 {
+                break;
+            }
+            at = offset + taken;
+        }
+        // Windows without content share places with others.
+        if length > 0 {
+            self.taken.insert(at, length);
+        }
+        at
+    }
+
+    fn give_back(&mut self, offset: u64) -> u64 {
+        self.taken.remove(&offset).unwrap_or(0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PATIENT: &dyn Fn() -> Result<(), CommError> = &|| Ok(());
+
+    fn arena() -> (Arena, Arena) {
+        let file = SharedFile::create().unwrap();
+        file.set_length(Arena::BYTES).unwrap();
+        (Arena::new(file.clone(), 0, 0).unwrap(), Arena::new(file, 0, 0).unwrap())
+    }
+
+    fn key(value: u64) -> WindowKey {
+        WindowKey::new(value)
+    }
+
+    #[test]
+    fn room_is_used_again() {
+        let mut room = Room::default();
+        let places: Vec<_> = (0..4).map(|_| room.take(PAGE)).collect();
+        assert_eq!(places, [0, PAGE, 2 * PAGE, 3 * PAGE]);
+        room.give_back(PAGE);
+        room.give_back(2 * PAGE);
+        assert_eq!(room.take(3 * PAGE), 4 * PAGE);
+        assert_eq!(room.take(2 * PAGE), PAGE);
+    }
+
+    #[test]
+    fn a_window_is_read_through_another_mapping() {
+        let (owner, reader) = arena();
+        for length in [0, 1, 4096, 4097, 3 << 20] {
+            let content: Vec<u8> = (0..length).map(|index| index as u8).collect();
+            owner.expose(key(7), &content, PATIENT).unwrap();
+            let mut read = vec![0; length];
+            reader.read(key(7), 0, &mut read, PATIENT).unwrap();
+            assert_eq!(read, content);
+        }
+    }
+
+    #[test]
+    fn many_windows_come_and_go() {
+        let (owner, reader) = arena();
+        for round in 0..3_u64 {
+            for index in 0..500 {
+                owner.expose(key(index), &(index * round).to_le_bytes(), PATIENT).unwrap();
+            }
+            for index in (0..500).filter(|index| index % 3 == round) {
+                owner.withdraw(key(index), PATIENT).unwrap();
+            }
+            for index in 0..500 {
+                let mut read = [0; 8];
+                match reader.read(key(index), 0, &mut read, PATIENT) {
+                    Ok(()) => assert_eq!(u64::from_le_bytes(read), index * round),
+                    Err(error) => {
+                        assert!(matches!(error, ArenaError::Missing) && index % 3 == round, "{error:?}");
+                    }
+                }
+            }
+        }
+        assert_eq!(lock(&owner.room).taken.len(), 500 - 166);
+    }
+
+    #[test]
+    fn what_is_not_there_is_told() {
+        let (owner, reader) = arena();
+        owner.expose(key(1), &[1; 10], PATIENT).unwrap();
+        let read = |key, offset, length| reader.read(key, offset, &mut vec![0; length], PATIENT);
+        assert!(matches!(read(key(2), 0, 0), Err(ArenaError::Missing)));
+        assert!(matches!(read(key(1), 4, 7), Err(ArenaError::Bounds { available: 10 })));
+        assert!(matches!(read(key(1), usize::MAX, 2), Err(ArenaError::Bounds { available: 10 })));
+        assert!(read(key(1), 10, 0).is_ok());
+    }
+
+    #[test]
+    fn windows_beyond_the_table_are_refused() {
+        let (owner, _) = arena();
+        for index in 0..ENTRIES as u64 {
+            owner.expose(key(index), &[], PATIENT).unwrap();
+        }
+        let full = owner.expose(key(1 << 40), &[], PATIENT);
+        assert!(matches!(full, Err(ArenaError::Full(_))), "{full:?}");
+        owner.withdraw(key(5), PATIENT).unwrap();
+        owner.expose(key(1 << 40), &[], PATIENT).unwrap();
+    }
+
+    #[test]
+    fn a_reader_sees_one_content_whole() {
+        let (owner, reader) = arena();
+        owner.expose(key(1), &[0; 40_000], PATIENT).unwrap();
+        thread::scope(|scope| {
+            let reading = scope.spawn(|| {
+                let mut last = 0;
+                while last < 200 {
+                    let mut read = [0; 40_000];
+                    reader.read(key(1), 0, &mut read, PATIENT).unwrap();
+                    assert!(read.iter().all(|byte| *byte == read[0]));
+                    assert!(read[0] >= last);
+                    last = read[0];
+                }
+            });
+            for content in 1..=200 {
+                owner.expose(key(1), &[content; 40_000], PATIENT).unwrap();
+            }
+            reading.join().unwrap();
+        });
+    }
+
+    #[test]
+    fn the_patience_of_a_reader_ends() {
+        let (owner, reader) = arena();
+        owner.expose(key(1), &[0; 10], PATIENT).unwrap();
+        let entry = owner.find(key(1)).unwrap();
+        let _stopped = owner.lock_writing(entry, PATIENT).unwrap();
+        let aborted = || {
+            Err(CommError::WindowMissing { peer: zero_core::Rank::ROOT, key: key(1), label: String::new() })
+        };
+        let read = reader.read(key(1), 0, &mut [0], &aborted);
+        assert!(matches!(read, Err(ArenaError::Wait(_))), "{read:?}");
+    }
+}

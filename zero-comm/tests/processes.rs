@@ -1,0 +1,138 @@
+//! The process backend has the properties that every backend must have: between processes, and, with ranks
+//! that are threads for speed, on any distribution of ranks over hosts.
+
+use std::env;
+use std::net::TcpListener;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use zero_comm::conformance::{self, Harness};
+use zero_comm::{
+    CommError, Communicator, Coordinator, CoordinatorOptions, Meeting, ProcessWorld, Token, WorldError,
+};
+use zero_core::{Rank, WorldSize};
+
+/// Ranks that are threads, each with everything that a process has.
+struct Hosts(fn(usize) -> usize);
+
+impl Harness for Hosts {
+    fn run(&self, size: WorldSize, deadline: Duration, f: &(dyn Fn(Arc<dyn Communicator>) + Sync)) {
+        let token = Token::generate().unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        // Joining takes longer than some properties wait for their operations.
+        let options =
+            CoordinatorOptions { size, token: token.clone(), deadline: Duration::from_secs(60), host: None };
+        let coordinator = Coordinator::new(listener, options).unwrap();
+        let address = coordinator.address().to_string();
+        thread::scope(|scope| {
+            let ranks = size.ranks().map(|rank| {
+                let meeting = Meeting::Coordinator { address: address.clone() };
+                let world = ProcessWorld::new(rank, size, meeting)
+                    .with_token(token.clone())
+                    .with_host(format!("host {}", (self.0)(rank.index())));
+                scope.spawn(move || run(&world, deadline, f))
+            });
+            let ranks: Vec<_> = ranks.collect();
+            for rank in ranks {
+                if let Err(panic) = rank.join() {
+                    std::panic::resume_unwind(panic);
+                }
+            }
+        });
+    }
+}
+
+fn run(world: &ProcessWorld, deadline: Duration, f: &(dyn Fn(Arc<dyn Communicator>) + Sync)) {
+    let ran = world.clone().with_deadline(Duration::from_secs(60)).run(|comm| {
+        comm.set_deadline(deadline);
+        f(comm);
+        Ok::<_, CommError>(())
+    });
+    match ran {
+        Err(WorldError::Panicked { message, .. }) => panic!("{} panicked: {message}", world.rank()),
+        Err(error) => panic!("{error}"),
+        Ok(()) => {}
+    }
+}
+
+#[test]
+fn ranks_of_one_host_conform() {
+    conformance::all(&Hosts(|_| 0));
+}
+
+#[test]
+fn ranks_on_a_host_each_conform() {
+    conformance::all(&Hosts(|rank| rank));
+}
+
+#[test]
+fn ranks_in_order_over_hosts_conform() {
+    conformance::all(&Hosts(|rank| rank / 2));
+}
+
+#[test]
+fn ranks_dealt_out_over_hosts_conform() {
+    conformance::all(&Hosts(|rank| rank % 2));
+}
+
+/// A process that is one rank of each world, which meets the others by files of a folder.
+struct Process {
+    rank: Rank,
+    folder: PathBuf,
+    worlds: AtomicUsize,
+}
+
+impl Harness for Process {
+    fn run(&self, size: WorldSize, deadline: Duration, f: &(dyn Fn(Arc<dyn Communicator>) + Sync)) {
+        let path = self.folder.join(self.worlds.fetch_add(1, Ordering::Relaxed).to_string());
+        run(&ProcessWorld::new(self.rank, size, Meeting::File { path }), deadline, f);
+    }
+}
+
+const FOLDER: &str = "ZERO_COMM_TEST_FOLDER";
+
+/// Not a test of its own: what the processes do that the next test starts.
+#[test]
+fn a_process_of_the_suite() {
+    let Some(folder) = env::var_os(FOLDER).map(PathBuf::from) else { return };
+    let number = |name: &str| env::var(name).unwrap().parse::<usize>().unwrap();
+    let size = WorldSize::new(number("SIZE")).unwrap();
+    let process = Process { rank: Rank::new(number("RANK")), folder, worlds: AtomicUsize::new(0) };
+    for (name, property) in conformance::PROPERTIES {
+        println!("{name} at world size {size} on {}", process.rank);
+        property(&process, size);
+    }
+}
+
+#[test]
+fn processes_conform() {
+    for size in 1..=5 {
+        let folder = tempfile::tempdir().unwrap();
+        let children: Vec<_> = (0..size)
+            .map(|rank| {
+                Command::new(env::current_exe().unwrap())
+                    .args(["--exact", "a_process_of_the_suite", "--nocapture"])
+                    .env(FOLDER, folder.path())
+                    .env("RANK", rank.to_string())
+                    .env("SIZE", size.to_string())
+                    .stdout(Stdio::piped())
+                    .stderr(Stdio::piped())
+                    .spawn()
+                    .unwrap()
+            })
+            .collect();
+        for child in children {
+            let output = child.wait_with_output().unwrap();
+            let told = String::from_utf8_lossy(&output.stdout);
+            assert!(output.status.success(), "{told}\n{}", String::from_utf8_lossy(&output.stderr));
+            assert!(
+                told.contains(&format!("the_mean_of_integers_is_refused at world size {size}")),
+                "{told}"
+            );
+        }
+    }
+}
