@@ -66,7 +66,12 @@ pub use materialize::materialize;
 pub use optimizer::{StepOutcome, ZeroOptimizer};
 pub use report::MemoryReport;
 pub use zero::Zero;
-pub use zero_comm::{CommError, Communicator, CommunicatorExt, LocalWorld, ReduceOp, WorldError};
+#[cfg(feature = "launcher")]
+pub use zero_comm::launcher;
+pub use zero_comm::{
+    CommError, Communicator, CommunicatorExt, EnvironmentError, LocalWorld, ProcessWorld, ReduceOp, World,
+    WorldError,
+};
 pub use zero_core::memory::{plan, plan_largest};
 pub use zero_core::{
     Bytes, ConfigError, DType, Layout, MemoryPlan, OptimizerCost, Partition, Rank, Stage, StateBytes,

@@ -24,7 +24,7 @@ fn main() -> ExitCode {
         }
     };
     match Settings::new(flags).and_then(|settings| gpt::run::run(&settings)) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(error) => {
             eprintln!("error: {error:#}");
             ExitCode::FAILURE

@@ -1,13 +1,17 @@
 //! One training run, from its settings to its last line of output.
 
+use std::env;
 use std::io::Write as _;
+use std::iter;
 use std::path::Path;
+use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, anyhow, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 use burn::tensor::Device;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use zero_burn::{Bytes, LocalWorld, Rank};
+use zero_burn::launcher::{self, LaunchOptions};
+use zero_burn::{Bytes, LocalWorld, Rank, World};
 
 use crate::corpus::Corpus;
 use crate::learner::{Learner, Progress};
@@ -40,7 +44,18 @@ macro_rules! say {
 /// # Errors
 ///
 /// Names the cause: settings that cannot work, a corpus without text, a rank that failed.
-pub fn run(settings: &Settings) -> Result<()> {
+pub fn run(settings: &Settings) -> Result<ExitCode> {
+    let launched = if settings.plain { None } else { World::from_env()? };
+    let world = match launched {
+        None if settings.processes => return processes(settings),
+        None => World::Local(LocalWorld::new(settings.world_size())),
+        Some(world) => world,
+    };
+    let ranks = world.size().get();
+    let asked = settings.ranks.unwrap_or(ranks);
+    ensure!(asked == ranks || settings.plain, "--ranks says {asked}, but the launcher started {ranks}");
+    // Of several processes, one speaks.
+    let speaks = world.rank().is_none_or(|rank| rank == Rank::ROOT);
     let corpus = Corpus::read(&settings.corpus, settings.model.context)?;
     if let Some(path) = &settings.metrics {
         ensure!(
@@ -49,30 +64,34 @@ pub fn run(settings: &Settings) -> Result<()> {
             path.display()
         );
     }
-    let metrics = Metrics::create(settings.metrics.as_deref())?;
-    say!(
-        "corpus: {} files, {} bytes to train on, {} held out",
-        corpus.files(),
-        corpus.train_bytes(),
-        corpus.held_out_bytes()
-    );
+    let metrics = Metrics::create(settings.metrics.as_deref().filter(|_| speaks))?;
+    if speaks {
+        say!(
+            "corpus: {} files, {} bytes to train on, {} held out",
+            corpus.files(),
+            corpus.train_bytes(),
+            corpus.held_out_bytes()
+        );
+    }
     let device = Device::default();
     if settings.plain {
         say!("training with Burn alone, {} rows per step", settings.train.batch);
         let mut learner = Plain::new(settings, device.clone());
         let observer = Observer::new(settings, metrics);
         let curve = train_steps(&mut learner, settings, &corpus, Some(observer))?;
-        return finish(&learner, settings, &curve, &device);
+        finish(&learner, settings, &curve, &device)?;
+        return Ok(ExitCode::SUCCESS);
     }
-    say!(
-        "training at {} on {} ranks, {} rows per step in all",
-        settings.zero.stage,
-        settings.world_size(),
-        settings.train.batch
-    );
+    if speaks {
+        say!(
+            "training at {} on {ranks} ranks, {} rows per step in all",
+            settings.zero.stage,
+            settings.train.batch
+        );
+    }
     let observer = std::sync::Mutex::new(Some(Observer::new(settings, metrics)));
-    let world = LocalWorld::new(settings.world_size()).with_deadline(settings.zero.deadline());
     world
+        .with_deadline(settings.zero.deadline())
         .run(|comm| -> Result<()> {
             let mut learner = Sharded::new(settings, &comm, device.clone())?;
             let root = comm.rank() == Rank::ROOT;
@@ -90,7 +109,16 @@ pub fn run(settings: &Settings) -> Result<()> {
             Ok(())
         })
         .map_err(|error| anyhow!("{error}"))?;
-    Ok(())
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Runs this program once more for each rank.
+fn processes(settings: &Settings) -> Result<ExitCode> {
+    let program = env::current_exe().context("cannot find this program")?;
+    let command = iter::once(program.into_os_string()).chain(env::args_os().skip(1));
+    let options =
+        LaunchOptions::local(settings.world_size().get(), command).map_err(|error| anyhow!("{error}"))?;
+    Ok(ExitCode::from(launcher::run(&options)))
 }
 
 /// The losses of a run, in nats per byte.

@@ -26,6 +26,10 @@ pub struct Settings {
     pub metrics: Option<PathBuf>,
     /// Burn alone.
     pub plain: bool,
+    /// The number of ranks, if the command line gives it.
+    pub ranks: Option<usize>,
+    /// Each rank is a process.
+    pub processes: bool,
 }
 
 impl Settings {
@@ -42,6 +46,8 @@ impl Settings {
             corpus: vec![workspace()],
             metrics: flags.metrics,
             plain: flags.plain,
+            ranks: flags.ranks,
+            processes: flags.processes,
         };
         if let Some(path) = &flags.config {
             let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
@@ -155,7 +161,7 @@ impl Settings {
 /// Beyond this, memory would run out before anything could be said about it.
 const MOST_PARAMETERS: u128 = 20_000_000_000;
 
-/// Ranks are threads of one process.
+/// More would be a mistake.
 const MOST_RANKS: usize = 1024;
 
 /// The loss of every step is kept for the curve.

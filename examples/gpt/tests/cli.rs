@@ -151,3 +151,81 @@ fn what_cannot_work_is_one_clear_line() {
         assert!(told.starts_with("error: "), "{arguments:?}: {told}");
     }
 }
+
+#[test]
+fn processes_train_as_threads_do() {
+    let folder = folder();
+    for ranks in ["1", "2", "3"] {
+        let (threads, _) = train(&folder, &["--ranks", ranks]);
+        let (processes, printed) = train(&folder, &["--ranks", ranks, "--processes"]);
+        // To the last bit: the sums are taken in the same order.
+        for key in ["loss", "grad_norm"] {
+            let of = |metrics: &[Value]| metrics.iter().map(|record| record[key].clone()).collect::<Vec<_>>();
+            assert_eq!(of(&threads), of(&processes), "{key} on {ranks} ranks");
+        }
+        assert_eq!(printed.matches("held out\n").count(), 2, "{printed}");
+    }
+}
+
+#[test]
+fn another_number_of_ranks_than_the_launcher_s_is_refused() {
+    let folder = folder();
+    let output = Command::new(env!("CARGO_BIN_EXE_gpt"))
+        .args(["--config", "tiny.toml", "--corpus", "text.txt", "--ranks", "3"])
+        .current_dir(folder.path())
+        .envs([("RANK", "0"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "0"), ("ZERO_RENDEZVOUS", "127.0.0.1:1")])
+        .output()
+        .unwrap();
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        !output.status.success() && told.contains("--ranks says 3, but the launcher started 2"),
+        "{told}"
+    );
+}
+
+/// The process of a rank of the job that `launcher` runs.
+#[cfg(target_os = "linux")]
+fn process_of_rank(launcher: u32, rank: usize) -> Option<String> {
+    let has_rank = |folder: &Path| {
+        let environment = fs::read(folder.join("environ")).unwrap_or_default();
+        environment.split(|byte| *byte == 0).any(|entry| entry == format!("RANK={rank}").as_bytes())
+    };
+    let parent = |folder: &Path| {
+        let status = fs::read_to_string(folder.join("status")).unwrap_or_default();
+        status.lines().any(|line| line == format!("PPid:\t{launcher}"))
+    };
+    fs::read_dir("/proc").ok()?.flatten().map(|entry| entry.path()).find_map(|folder| {
+        (parent(&folder) && has_rank(&folder))
+            .then(|| folder.file_name().unwrap().to_str().unwrap().to_owned())
+    })
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_rank_that_is_killed_ends_the_job_with_one_clear_report() {
+    use std::io::{BufRead, BufReader, Read};
+    use std::process::Stdio;
+    use std::time::{Duration, Instant};
+
+    let folder = folder();
+    let mut job = Command::new(env!("CARGO_BIN_EXE_gpt"))
+        .args(["--config", "tiny.toml", "--corpus", "text.txt", "--ranks", "3", "--processes"])
+        .args(["--steps", "1000000"])
+        .current_dir(folder.path())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(job.stdout.take().unwrap()).lines();
+    assert!(lines.any(|line| line.unwrap().contains("step 1/")), "it never trained");
+    let rank = process_of_rank(job.id(), 1).expect("rank 1 runs");
+    let killed = Instant::now();
+    assert!(Command::new("kill").args(["-KILL", &rank]).status().unwrap().success());
+    let mut told = String::new();
+    job.stderr.take().unwrap().read_to_string(&mut told).unwrap();
+    assert_eq!(job.wait().unwrap().code(), Some(128 + 9), "{told}");
+    assert!(killed.elapsed() < Duration::from_secs(5), "{told}");
+    assert!(told.contains("rank 1 failed first: killed by SIGKILL"), "{told}");
+    assert!(told.contains("rank 0: stopped because of rank 1"), "{told}");
+    assert!(!Path::new("/proc").join(&rank).exists());
+}
