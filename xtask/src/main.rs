@@ -1,10 +1,12 @@
 //! Project tasks: `cargo xtask test` is everything that must hold for a change to land, `cargo xtask bench`
-//! runs one benchmark and judges its rows, `cargo xtask lint` checks the project's own rules.
+//! runs one benchmark and judges its rows, `cargo xtask lint` checks the project's own rules, `cargo xtask run`
+//! starts the ranks of a job.
 //!
 //! - `test`: runs suites, all of them, and reports; `suite` is what a suite is, `suites` which there are.
 //! - `main_job`: the suite that trains the example for a few steps.
 //! - `bench`: finds and runs a benchmark; `row` is what it measures.
 //! - `lint`: the project's rules.
+//! - `run`: builds the launcher and becomes it.
 //! - `workspace`, `tee`, `table`, `nearest`: what the above share.
 
 mod bench;
@@ -12,6 +14,7 @@ mod lint;
 mod main_job;
 mod nearest;
 mod row;
+mod run;
 mod suite;
 mod suites;
 mod table;
@@ -44,6 +47,9 @@ enum Task {
     Bench(bench::Options),
     /// Checks the project's own rules.
     Lint,
+    /// Starts the ranks of a job with this workspace's launcher: -n 4 -- COMMAND; see --help.
+    #[command(disable_help_flag = true)]
+    Run(run::Options),
 }
 
 fn main() -> ExitCode {
@@ -62,6 +68,7 @@ fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Task::Test(options) => test::run(&sh, &options),
         Task::Bench(options) => bench::run(&sh, &options),
         Task::Lint => lint::run(&sh).map(|()| ExitCode::SUCCESS),
+        Task::Run(options) => run::run(&sh, &options),
     }
 }
 

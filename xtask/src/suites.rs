@@ -16,6 +16,13 @@ const MIRI: Requirement = Requirement {
 const DENY: Requirement =
     Requirement { what: "cargo-deny", probe: &["cargo", "deny", "--version"], installable: false };
 
+const MPIRUN: Requirement =
+    Requirement { what: "mpirun (Open MPI)", probe: &["mpirun", "--version"], installable: true };
+
+/// PyTorch is larger than all the rest together.
+const TORCHRUN: Requirement =
+    Requirement { what: "torchrun (PyTorch)", probe: &["torchrun", "--help"], installable: false };
+
 /// All suites, cheapest first, those that need a tool of their own last. One more is one entry more.
 pub(crate) const SUITES: &[Suite] = &[
     Suite::new("format", Action::cargo(&["fmt", "--all", "--check"])),
@@ -44,6 +51,17 @@ pub(crate) const SUITES: &[Suite] = &[
         "doctests",
         Action::cargo(&["test", "--workspace", "--all-features", "--doc", "--no-fail-fast"]),
     ),
+    // The tests of these names run in any case, but pass where the launcher is missing.
+    Suite::new(
+        "mpirun",
+        Action::cargo(&["test", "-p", "zero-comm", "--all-features", "--test", "launchers", "mpirun"]),
+    )
+    .needs(MPIRUN),
+    Suite::new(
+        "torchrun",
+        Action::cargo(&["test", "-p", "zero-comm", "--all-features", "--test", "launchers", "torchrun"]),
+    )
+    .needs(TORCHRUN),
     Suite::new("main-job", Action::Call("a few steps of the GPT example", main_job::run)).slow(),
     Suite::new(
         "miri",
