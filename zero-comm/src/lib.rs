@@ -40,6 +40,7 @@
 //! - `throttled`: [`Throttled`], a communicator as slow as a given [`Link`].
 //! - `faulty`: [`Faulty`], a communicator with the faults of a [`FaultPlan`].
 //! - `clock`: [`Clock`], the time that decorators go by.
+//! - `mpi`: how hosts reach each other over MPI (feature `mpi`).
 //! - `nccl`: `NcclCommunicator`, devices that NVIDIA's NCCL connects (feature `nccl`).
 //! - `panic`: [`panic_message`], what a panic said.
 //! - `conformance`: what every backend must pass (feature `conformance`).
@@ -49,6 +50,7 @@
 //! - `conformance`: the conformance suite, for whoever writes a backend. Off by default.
 //! - `launcher`: the program `zero-run`, and the same for other programs. Off by default.
 //! - `fuzzing`: entry points for fuzzers. Off by default.
+//! - `mpi`: links over MPI. Builds against the machine's MPI library, so off by default; see `docs/mpi.md`.
 //! - `nccl`: NVIDIA devices. Builds without CUDA, which is looked for at run time; needs Rust 1.88. Off by
 //!   default.
 
@@ -75,6 +77,8 @@ pub mod fuzzing;
 mod give_up;
 mod local;
 mod lock;
+#[cfg(feature = "mpi")]
+mod mpi;
 #[cfg(feature = "nccl")]
 mod nccl;
 mod op;
@@ -89,6 +93,8 @@ mod windows;
 mod work;
 mod world;
 
+#[cfg(feature = "mpi")]
+pub use crate::mpi::MpiError;
 pub use buffer::{Buffer, BufferMut};
 pub use clock::Clock;
 pub use communicator::Communicator;

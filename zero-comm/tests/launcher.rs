@@ -279,13 +279,14 @@ fn without_prefix_the_output_of_one_rank_is_unchanged() {
 fn a_reader_that_goes_away_ends_the_job() {
     let job = Job::new();
     let mut child = job.start(&["-n", "2"], "echo $$ >pid-$RANK; while echo line; do :; done");
+    let pids = ["pid-0", "pid-1"].map(|file| job.wait_for_pid(file));
     let mut line = String::new();
     BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
     assert!(line.ends_with("] line\n"), "{line}");
     let outcome = finish(child);
     assert_eq!(outcome.code, Some(141));
     assert!(!outcome.stderr().contains("panicked"), "{}", outcome.stderr());
-    ["pid-0", "pid-1"].iter().for_each(|file| wait_until_gone(job.wait_for_pid(file)));
+    pids.into_iter().for_each(wait_until_gone);
 }
 
 // How jobs end

@@ -10,6 +10,9 @@
 //! gives the time for `N` bytes read and written once. An all-gather has to read and write `N` bytes per rank
 //! at least, so that time is its limit. A reduce-scatter has to read `N` and write `N / W`, as much traffic as
 //! a copy of `(N + N / W) / 2`. The share of the limit is the limit over the time taken.
+//!
+//! `--teams Gloo,TCP` and `--tasks "16 MiB"` measure less. Gloo needs PyTorch's `torchrun`, on the search path or
+//! named by the variable `TORCHRUN`.
 
 mod rows;
 mod team;
@@ -92,8 +95,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     let option = |name: &str| arguments.iter().skip_while(|argument| *argument != name).nth(1);
     let (mut all, mut table) = (Vec::new(), String::new());
+    let choice = Choice { teams: option("--teams"), tasks: option("--tasks") };
     for size in [2, 4].into_iter().filter_map(WorldSize::new) {
-        let samples = measure(size)?;
+        let samples = measure(size, choice)?;
         table += &rows::table(size.get(), &samples);
         all.extend(rows::rows(size.get(), &samples));
     }
@@ -109,17 +113,30 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
 }
 
-fn measure(size: WorldSize) -> Result<Samples, Box<dyn Error>> {
+/// What to measure: everything whose name contains the words, of which there are several with commas between.
+#[derive(Clone, Copy)]
+struct Choice<'a> {
+    teams: Option<&'a String>,
+    tasks: Option<&'a String>,
+}
+
+impl Choice<'_> {
+    fn has(words: Option<&String>, name: &str) -> bool {
+        words.is_none_or(|words| words.split(',').any(|word| name.contains(word)))
+    }
+}
+
+fn measure(size: WorldSize, choice: Choice<'_>) -> Result<Samples, Box<dyn Error>> {
     let mut samples = Samples::default();
     let mut teams = Vec::new();
-    for kind in Kind::ALL {
+    for kind in Kind::ALL.into_iter().filter(|kind| Choice::has(choice.teams, kind.name())) {
         match Team::start(kind, size) {
             Ok(team) => teams.push(team),
             Err(error) if kind == Kind::Gloo => eprintln!("without Gloo: {error}"),
             Err(error) => return Err(error),
         }
     }
-    for task in Task::all() {
+    for task in Task::all().filter(|task| Choice::has(choice.tasks, &task.to_string())) {
         for round in 0..ROUNDS {
             // Another one begins each time.
             for turn in 0..teams.len() {

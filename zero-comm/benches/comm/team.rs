@@ -178,7 +178,7 @@ fn gloo(size: WorldSize, orders: SocketAddr) -> Result<Child, Box<dyn Error>> {
         .stdin(Stdio::null())
         .spawn();
     started.map_err(|error| {
-        let torchrun = torchrun.display();
+        let torchrun = torchrun.to_string_lossy();
         format!("{torchrun} did not start ({error}); set TORCHRUN to the one of a PyTorch installation")
             .into()
     })

@@ -77,7 +77,10 @@ impl Worker {
             let operation = operation.ok_or_else(|| format!("no order: {order}"))?;
             let (bytes, times) = (bytes.parse()?, times.parse::<u32>()?);
             let mut act = || match self.kind {
-                Kind::CopyingThreads | Kind::CopyingProcesses => Ok(buffers.copy(bytes)),
+                Kind::CopyingThreads | Kind::CopyingProcesses => {
+                    buffers.copy(bytes);
+                    Ok(())
+                }
                 _ => buffers.act(&**comm, operation, bytes),
             };
             act()?;

@@ -64,6 +64,11 @@ pub enum ConnectError {
         advice: &'static str,
     },
 
+    /// MPI could not be started, or did not tell where rank 0 is.
+    #[cfg(feature = "mpi")]
+    #[error(transparent)]
+    Mpi(#[from] crate::MpiError),
+
     /// The ranks met, but could not connect to each other.
     #[error(transparent)]
     Comm(#[from] CommError),

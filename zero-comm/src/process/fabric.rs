@@ -2,6 +2,7 @@
 
 use std::fmt::Debug;
 use std::sync::Arc;
+use std::time::Duration;
 
 use zero_core::Rank;
 
@@ -61,14 +62,18 @@ pub(crate) trait Fabric: Send + Sync + Debug {
         wait: &mut Wait<'_>,
     ) -> Result<Box<dyn Links>, CommError>;
 
-    /// The link, of index 0, for messages to `peer`. Made once per group and peer, at the first message.
+    /// The link, of index 0 and both ways, for messages to `peer`. Made once per group and peer, at the first message.
     fn sender(&self, group: GroupId, peer: Rank, wait: &mut Wait<'_>) -> Result<Box<dyn Links>, CommError>;
 
-    /// The link, of index 0, for messages from `peer`. Made once per group and peer, at the first message.
+    /// The link, of index 0 and both ways, for messages from `peer`. Made once per group and peer, at the first message.
     fn receiver(&self, group: GroupId, peer: Rank, wait: &mut Wait<'_>) -> Result<Box<dyn Links>, CommError>;
 
     /// Lets other ranks read this rank's `windows` of `group`, for as long as the fabric exists.
     fn serve(&self, group: GroupId, windows: Arc<Windows>);
+
+    /// Ends what the fabric holds outside this process, once all ranks have finished, or the world has failed
+    /// and is not `healthy`.
+    fn end(&self, _healthy: bool, _deadline: Duration) {}
 
     /// Fills `into` from `peer`'s window, without the help of the peer's own threads.
     ///

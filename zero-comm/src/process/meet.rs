@@ -8,7 +8,11 @@ use zero_core::{Rank, WorldSize};
 
 use super::connect_error::ConnectError;
 use crate::control::{Connection, Coordinator, CoordinatorOptions, Token};
+#[cfg(feature = "mpi")]
+use crate::environment::Launch;
 use crate::environment::{AddressFile, Meeting, TorchStore};
+#[cfg(feature = "mpi")]
+use crate::mpi::MpiFabric;
 
 /// A rank's line to the coordinator.
 #[derive(Debug)]
@@ -60,6 +64,24 @@ impl Seeker {
                 Ok(AddressFile::find(path, self.patience, |told, patience| self.call_told(told, patience))?)
             }
         }
+    }
+
+    /// Has rank 0 host the coordinator and tell the others over MPI.
+    #[cfg(feature = "mpi")]
+    pub(crate) fn meet_over(&self, mpi: &MpiFabric) -> Result<Met, ConnectError> {
+        if self.rank != Rank::ROOT {
+            return self.call_told(&mpi.broadcast_text(None, self.patience)?, self.patience);
+        }
+        let launch = Launch::from_env().ok().flatten();
+        let together = launch.and_then(|launch| launch.local_world_size) == Some(self.size.get());
+        let interface = if together || self.size == WorldSize::ONE {
+            IpAddr::V4(Ipv4Addr::LOCALHOST)
+        } else {
+            resolve(&rustix::system::uname().nodename().to_string_lossy(), 0)?
+        };
+        let met = self.host(interface, 0, self.own_token()?)?;
+        mpi.broadcast_text(Some(&met.tell()?), self.patience)?;
+        Ok(met)
     }
 
     /// Hosts the coordinator at `port` of `interface`.

@@ -19,6 +19,10 @@ use crate::{CommError, ReduceOp};
 /// How much of a part is reduced at once. While that is done, the next comes into the network's buffers.
 const BLOCK_BYTES: usize = 256 << 10;
 
+/// How much of a buffer is all-reduced at once: what the first half of that leaves in the caches, the second
+/// sends. A multiple of every element's size.
+const PIECE_BYTES: usize = 4 << 20;
+
 /// Broadcasts of more are dealt out by the root in parts, which the members then pass on to each other.
 const DIRECT_BYTES: usize = 64 << 10;
 
@@ -186,6 +190,20 @@ pub(crate) fn reduce_scatter(
 
 /// See [`Plane::all_reduce`](super::plane::Plane::all_reduce).
 pub(crate) fn all_reduce(
+    links: &dyn Links,
+    place: Place,
+    how: (ReduceOp, DType),
+    buffer: &mut [u8],
+    wait: &mut Wait<'_>,
+) -> Result<Result<(), TooNarrow>, CommError> {
+    let mut outcome = Ok(());
+    for piece in buffer.chunks_mut(PIECE_BYTES) {
+        outcome = outcome.and(all_reduce_piece(links, place, how, piece, wait)?);
+    }
+    Ok(outcome)
+}
+
+fn all_reduce_piece(
     links: &dyn Links,
     place: Place,
     (op, dtype): (ReduceOp, DType),

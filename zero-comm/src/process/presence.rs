@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
+use super::fabric::Fabric;
 use super::standing::Standing;
 use super::world::Backstage;
 
@@ -22,6 +23,11 @@ impl Presence {
     /// When the rank has finished, `backstage` serves the others until they have, but no longer than `deadline`.
     pub(crate) const fn new(standing: Arc<Standing>, deadline: Duration, backstage: Backstage) -> Self {
         Self { standing, deadline, backstage: Some(backstage) }
+    }
+
+    /// What reaches the other ranks.
+    pub(crate) fn fabric(&self) -> Option<&dyn Fabric> {
+        self.backstage.as_ref().map(|backstage| &*backstage.fabric)
     }
 
     pub(crate) const fn standing(&self) -> &Arc<Standing> {

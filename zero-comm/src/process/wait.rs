@@ -36,6 +36,12 @@ impl<'a> Wait<'a> {
         Self { standing, operation, deadline, since: Instant::now() }
     }
 
+    /// What is known of the world.
+    #[cfg(feature = "mpi")]
+    pub(crate) const fn standing(&self) -> &'a Standing {
+        self.standing
+    }
+
     pub(crate) const fn operation(&self) -> Operation<'a> {
         self.operation
     }

@@ -22,6 +22,8 @@ use crate::control::{Agent, Coordinator, Hello, Roster, Token, TokenError};
 use crate::environment::{Launch, Meeting};
 use crate::failure::Failure;
 use crate::flight::GroupId;
+#[cfg(feature = "mpi")]
+use crate::mpi::MpiFabric;
 use crate::tcp::TcpFabric;
 use crate::{Communicator, LocalWorld, LossCause, OpKind, RankFailure, WorldError, panic_message};
 
@@ -43,14 +45,17 @@ pub struct ProcessWorld {
     deadline: Duration,
     host: Option<String>,
     build: String,
+    #[cfg(feature = "mpi")]
+    mpi: Option<Arc<MpiFabric>>,
 }
 
 /// What a rank keeps as long as others may need it.
 #[derive(Debug)]
-#[expect(dead_code, reason = "they serve until they are dropped")]
 pub(crate) struct Backstage {
-    fabric: Arc<dyn Fabric>,
+    pub(super) fabric: Arc<dyn Fabric>,
+    #[expect(dead_code, reason = "serves until it is dropped")]
     agent: Agent,
+    #[expect(dead_code, reason = "serves until it is dropped")]
     coordinator: Option<Coordinator>,
 }
 
@@ -66,6 +71,8 @@ impl ProcessWorld {
             deadline: LocalWorld::DEFAULT_DEADLINE,
             host: host_id(),
             build: format!("zero-comm {} {}", env!("CARGO_PKG_VERSION"), std::env::consts::ARCH),
+            #[cfg(feature = "mpi")]
+            mpi: None,
         }
     }
 
@@ -74,6 +81,26 @@ impl ProcessWorld {
         let world = Self::new(launch.rank, launch.world_size, launch.meeting.clone());
         let token = launch.token.as_ref().map(|token| token.secret().parse());
         Self { job: launch.job.as_str().to_owned(), token, ..world }
+    }
+
+    /// The rank that this process is of an MPI job, whose hosts reach each other over MPI (feature `mpi`). Starts
+    /// MPI, unless the program has, and waits up to `deadline` for all ranks.
+    ///
+    /// Where the ranks meet, rank 0 tells over MPI: at an address of its host's name, or of the loopback interface
+    /// if the launcher says that all ranks are on one host. MPI is ended by [`run`](Self::run), if all ranks are
+    /// well and it was started here.
+    ///
+    /// # Errors
+    ///
+    /// [`ConnectError::Mpi`].
+    #[cfg(feature = "mpi")]
+    pub fn over_mpi(deadline: Duration) -> Result<Self, ConnectError> {
+        let mpi = Arc::new(MpiFabric::start(deadline)?);
+        if let Ok(Some(launch)) = Launch::from_env() {
+            mpi.check_place(launch.rank, launch.world_size)?;
+        }
+        let world = Self::new(mpi.rank(), mpi.size(), Meeting::Alone);
+        Ok(Self { mpi: Some(mpi), deadline, ..world })
     }
 
     /// The same world, whose ranks prove to each other that they know `token`.
@@ -154,6 +181,7 @@ impl ProcessWorld {
             Ok(Ok(value)) => {
                 standing.finish();
                 standing.linger(self.deadline);
+                self.end(&presence, standing.failure().is_none());
                 return Ok(value);
             }
             Ok(Err(error)) => RankFailure::Error(error),
@@ -170,8 +198,15 @@ impl ProcessWorld {
         };
         let first = standing.fail(Failure::Lost { rank: self.rank, cause });
         let because_of = first.blamed().filter(|rank| *rank != self.rank);
+        self.end(&presence, false);
         self.leave_words(if because_of.is_some() { Kind::Stopped } else { kind }, &message, because_of);
         Err(WorldError::from_one(self.rank, failure))
+    }
+
+    fn end(&self, presence: &Presence, healthy: bool) {
+        if let Some(fabric) = presence.fabric() {
+            fabric.end(healthy, self.deadline);
+        }
     }
 
     fn leave_words(&self, kind: Kind, message: &str, because_of: Option<Rank>) {
@@ -186,7 +221,7 @@ impl ProcessWorld {
             job: self.job.clone(),
             patience: self.deadline,
         };
-        let Met { connection, coordinator, told } = seeker.meet(&self.meeting)?;
+        let Met { connection, coordinator, told } = self.meet(&seeker)?;
         let system = |action, advice| move |source| ConnectError::System { action, source, advice };
         let fabric =
             TcpFabric::bind(connection.local_ip()?).map_err(system("listen for the other ranks", ""))?;
@@ -217,6 +252,11 @@ impl ProcessWorld {
             .start(Arc::clone(&standing), addresses, token)
             .map(Arc::new)
             .map_err(system("listen for the other ranks", ""))?;
+        #[cfg(feature = "mpi")]
+        let fabric = match &self.mpi {
+            Some(mpi) => Arc::clone(mpi) as Arc<dyn Fabric>,
+            None => fabric,
+        };
         let around = Arc::new(Surroundings {
             standing: Arc::clone(&standing),
             fabric: Arc::clone(&fabric),
@@ -234,6 +274,14 @@ impl ProcessWorld {
             Arc::new(Presence::new(standing, self.deadline, Backstage { fabric, agent, coordinator }));
         let communicator = ProcessCommunicator::new(Arc::clone(&presence), group, self.deadline);
         Ok((Arc::new(communicator), presence))
+    }
+
+    fn meet(&self, seeker: &Seeker) -> Result<Met, ConnectError> {
+        #[cfg(feature = "mpi")]
+        if let Some(mpi) = &self.mpi {
+            return seeker.meet_over(mpi);
+        }
+        seeker.meet(&self.meeting)
     }
 
     /// The memory of this host: that of its first rank.

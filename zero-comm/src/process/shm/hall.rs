@@ -35,8 +35,9 @@ use super::shape::{ASLEEP, BELL, LENGTHS, LINE, POSTED, Shape, WRITTEN};
 use crate::process::wait::Wait;
 use crate::{CommError, lock};
 
-/// How often a rank looks before it sleeps, if there is a core for every rank.
-const SPINS: u32 = 2000;
+/// How often a rank looks before it sleeps, if there is a core for every rank: about as long as falling asleep
+/// and being woken takes. On a busy machine longer looks keep the core from the rank that is waited for.
+const SPINS: u32 = 200;
 
 /// One rank's seat in a hall.
 #[derive(Debug)]
