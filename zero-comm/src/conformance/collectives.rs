@@ -129,6 +129,36 @@ pub fn each_rank_gets_its_part_of_a_reduction(harness: &dyn Harness, size: World
     });
 }
 
+/// Megabytes, in parts of very different lengths, are cut and pipelined where small buffers are not.
+pub fn large_buffers_come_whole(harness: &dyn Harness, size: WorldSize) {
+    let counts: Vec<_> = size.ranks().map(|rank| [1_300_000, 7, 300_001][rank.index() % 3]).collect();
+    let length: usize = counts.iter().sum();
+    let value = |rank: usize, index: usize| ((rank + 1) * (index % 1000)) as f32;
+    let total = size.get() * (size.get() + 1) / 2;
+    let sum = |index: usize| (total * (index % 1000)) as f32;
+    harness.run(size, PATIENT, &|comm| {
+        let rank = comm.rank().index();
+        let send: Vec<_> = (0..length).map(|index| value(rank, index)).collect();
+        let start: usize = counts[..rank].iter().sum();
+        let mut part = vec![f32::NAN; counts[rank]];
+        comm.reduce_scatter_uneven(&send, &mut part, &counts, ReduceOp::Sum, "part").unwrap();
+        assert!(part.iter().enumerate().all(|(index, part)| *part == sum(start + index)));
+
+        let mut whole = vec![f32::NAN; length];
+        comm.all_gather_uneven(&part, &mut whole, &counts, "parts").unwrap();
+        assert!(whole.iter().enumerate().all(|(index, whole)| *whole == sum(index)));
+
+        whole.copy_from_slice(&send);
+        comm.all_reduce(&mut whole, ReduceOp::Sum, "whole").unwrap();
+        assert!(whole.iter().enumerate().all(|(index, whole)| *whole == sum(index)));
+
+        let root = Rank::new(size.get() - 1);
+        whole.copy_from_slice(&send);
+        comm.broadcast(&mut whole, root, "whole").unwrap();
+        assert!(whole.iter().enumerate().all(|(index, whole)| *whole == value(root.index(), index)));
+    });
+}
+
 /// Each rank can be the root, and the others' data is replaced.
 pub fn broadcast_comes_from_any_root(harness: &dyn Harness, size: WorldSize) {
     harness.run(size, PATIENT, &|comm| {

@@ -1,5 +1,7 @@
 //! Data from one rank to another.
 
+use std::thread;
+
 use zero_core::{Rank, WorldSize};
 
 use super::{Harness, PATIENT};
@@ -63,6 +65,28 @@ pub fn a_message_goes_round_a_ring(harness: &dyn Harness, size: WorldSize) {
             comm.receive(before, &mut sum, "ring").unwrap();
             assert_eq!(sum, [(0..size.get() as i32).sum::<i32>(); 100]);
         }
+    });
+}
+
+/// Each rank sends to all others on one thread and receives from them on another, so that no order of sends
+/// and receives can be wrong. A message is more than fits any buffer on the way.
+pub fn messages_go_both_ways_at_once(harness: &dyn Harness, size: WorldSize) {
+    const ELEMENTS: usize = 3_000_000;
+    harness.run(size, PATIENT, &|comm| {
+        let here = comm.rank();
+        let others: Vec<_> = size.ranks().filter(|rank| *rank != here).collect();
+        thread::scope(|scope| {
+            let sending = scope.spawn(|| {
+                let message = vec![here.index() as i32; ELEMENTS];
+                others.iter().for_each(|to| comm.send(*to, &message, "there").unwrap());
+            });
+            let mut received = vec![-1; ELEMENTS];
+            for from in others.iter().rev() {
+                comm.receive(*from, &mut received, "there").unwrap();
+                assert!(received.iter().all(|element| *element == from.index() as i32));
+            }
+            sending.join().unwrap();
+        });
     });
 }
 

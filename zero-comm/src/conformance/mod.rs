@@ -79,6 +79,7 @@ pub const PROPERTIES: &[(&str, Property)] = properties! {
         an_integer_sum_never_wraps,
         parts_of_a_gather_may_be_uneven,
         each_rank_gets_its_part_of_a_reduction,
+        large_buffers_come_whole,
         broadcast_comes_from_any_root,
         bytes_of_unknown_number_are_broadcast,
         bytes_of_unknown_number_are_gathered,
@@ -87,6 +88,7 @@ pub const PROPERTIES: &[(&str, Property)] = properties! {
         every_rank_gets_its_part_from_every_rank,
         messages_of_a_pair_arrive_in_order,
         a_message_goes_round_a_ring,
+        messages_go_both_ways_at_once,
         a_message_of_another_length_fails_both;
     groups:
         a_group_is_ordered_by_key_then_rank,
@@ -96,6 +98,7 @@ pub const PROPERTIES: &[(&str, Property)] = properties! {
     windows:
         a_read_needs_no_help,
         reads_after_a_fence_see_what_was_exposed_before,
+        an_empty_window_leaves_others_alone,
         a_finished_rank_leaves_its_windows,
         a_read_that_cannot_be_names_the_window;
     faults:

@@ -51,6 +51,27 @@ pub fn reads_after_a_fence_see_what_was_exposed_before(harness: &dyn Harness, si
     });
 }
 
+/// What has no bytes takes no place that others need, however often it comes and goes.
+pub fn an_empty_window_leaves_others_alone(harness: &dyn Harness, size: WorldSize) {
+    let (empty, full) = (WindowKey::new(1), WindowKey::new(2));
+    harness.run(size, PATIENT, &|comm| {
+        comm.expose(empty, Arc::new(Vec::new())).unwrap();
+        comm.expose(full, Arc::new(vec![7; 5000])).unwrap();
+        comm.expose(empty, Arc::new(Vec::new())).unwrap();
+        comm.fence("exposed").unwrap();
+        comm.withdraw(empty).unwrap();
+        comm.expose(empty, Arc::new(vec![9; 10])).unwrap();
+        comm.fence("exposed again").unwrap();
+        for peer in size.ranks() {
+            let (mut few, mut many) = ([0; 10], [0; 5000]);
+            comm.read(peer, empty, 0, &mut few, "few").unwrap();
+            comm.read(peer, full, 0, &mut many, "many").unwrap();
+            assert_eq!((few, many), ([9; 10], [7; 5000]));
+        }
+        comm.barrier("read").unwrap();
+    });
+}
+
 /// A bad read is the reader's own error: it names peer, window and label, and the group goes on.
 pub fn a_read_that_cannot_be_names_the_window(harness: &dyn Harness, size: WorldSize) {
     harness.run(size, PATIENT, &|comm| {

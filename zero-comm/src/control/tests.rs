@@ -68,7 +68,7 @@ fn is_well(agent: &Agent) {
     let standing = agent.standing();
     assert!(standing.start(PATIENCE), "{standing:?}");
     standing.finish();
-    standing.linger(PATIENCE);
+    standing.linger();
     assert!(standing.is_over() && standing.failure().is_none(), "{standing:?}");
 }
 
@@ -225,7 +225,7 @@ fn a_rank_that_says_nonsense_is_lost() {
         say(&mut stream, &FromRank::Join(hello(1, 2)));
         let (agent, _) = join(&coordinator, hello(0, 2)).unwrap();
         stream.write_all(words).unwrap();
-        agent.standing().linger(PATIENCE);
+        agent.standing().linger();
         let failure = agent.standing().failure();
         assert!(matches!(failure, Some(Failure::Lost { rank, .. }) if rank.index() == 1), "{failure:?}");
         assert_eq!(coordinator.blamed(), Some(Rank::new(1)));

@@ -41,6 +41,10 @@ impl MpiLinks {
 }
 
 impl Links for MpiLinks {
+    fn piece_bytes(&self) -> usize {
+        4 << 20
+    }
+
     fn transfer(
         &self,
         sends: &mut [Outgoing<'_>],

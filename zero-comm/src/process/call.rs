@@ -49,7 +49,7 @@ impl ProcessCommunicator {
         bulk: impl FnOnce(&dyn Plane, &mut Wait<'_>) -> Result<(), CommError>,
     ) -> Result<(), CommError> {
         let (kind, elements) = (request.kind(), request.elements());
-        let (head, _) = posted::encode(request, label);
+        let head = posted::encode(&request, label);
         let most = plane.post_bytes() - EAGER_BYTES;
         if head.len() > most {
             let reason =

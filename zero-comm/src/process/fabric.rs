@@ -49,6 +49,10 @@ pub(crate) trait Links: Send + Sync + Debug {
         receives: &mut [Incoming<'_>],
         wait: &mut Wait<'_>,
     ) -> Result<(), CommError>;
+
+    /// How much of a buffer to all-reduce at once: little enough to stay in the caches of those who share
+    /// some, much enough to hide the way to those who are far. A multiple of every element's size.
+    fn piece_bytes(&self) -> usize;
 }
 
 /// Makes links, and reads windows. One per rank.

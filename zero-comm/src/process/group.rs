@@ -45,7 +45,7 @@ pub(crate) struct Group {
     /// What this rank shows to members on other hosts, and to itself where nobody shares its memory.
     pub(crate) windows: Arc<Windows>,
     shared: Option<Shared>,
-    messages: Mutex<HashMap<(Direction, usize), Arc<Messages>>>,
+    messages: Mutex<HashMap<(Direction, usize), MessagesCell>>,
 }
 
 /// What members on one host share.
@@ -62,6 +62,9 @@ pub(crate) enum Direction {
     Out,
     In,
 }
+
+/// Made with the first message. Locked meanwhile, which may last until the peer comes.
+type MessagesCell = Arc<Mutex<Option<Arc<Messages>>>>;
 
 /// Where messages of one direction between two members pass, one at a time. The sender has position 0.
 pub(crate) struct Messages {
@@ -137,7 +140,7 @@ impl Group {
     }
 
     pub(crate) fn size(&self) -> WorldSize {
-        WorldSize::new(self.members.len()).unwrap_or(WorldSize::ONE)
+        WorldSize::new(self.members.len()).expect("this is a member")
     }
 
     /// The rank of this member in the world.
@@ -164,9 +167,9 @@ impl Group {
         peer: usize,
         wait: &mut Wait<'_>,
     ) -> Result<Arc<Messages>, CommError> {
-        // Held while a connection is made: a second thread has to wait for it anyway.
-        let mut messages = lock(&self.messages);
-        if let Some(messages) = messages.get(&(direction, peer)) {
+        let cell = Arc::clone(lock(&self.messages).entry((direction, peer)).or_default());
+        let mut messages = lock(&cell);
+        if let Some(messages) = &*messages {
             return Ok(Arc::clone(messages));
         }
         let (from, to) = match direction {
@@ -186,9 +189,7 @@ impl Group {
                 Box::new(MeshPlane::new(links, &ranks, end))
             }
         };
-        let made = Arc::new(Messages { turn: Mutex::new(()), plane });
-        messages.insert((direction, peer), Arc::clone(&made));
-        Ok(made)
+        Ok(Arc::clone(messages.insert(Arc::new(Messages { turn: Mutex::new(()), plane }))))
     }
 
     /// Joins the group that the members at `positions` make with `color`, as the `sequence`-th operation of
@@ -296,7 +297,8 @@ impl Shared {
     fn hall(&self, position: usize, ranks: Vec<Rank>) -> io::Result<Hall> {
         let shape = hall(self.seats.len());
         let segment = Arc::new(Segment::map(&self.file, 0, shape.bytes())?);
-        let seat = self.seats.iter().position(|member| *member == position).unwrap_or(0);
+        let seat = self.seats.iter().position(|member| *member == position);
+        let seat = seat.expect("this member shares its own memory");
         Ok(Hall::new(segment, 0, shape, seat, ranks))
     }
 

@@ -11,11 +11,11 @@ use std::sync::{Arc, OnceLock};
 use zero_core::{DType, Rank, WorldSize};
 
 use super::aligned::Aligned;
-use super::fabric::{Incoming, Links, Outgoing};
+use super::fabric::Links;
 use super::group::Surroundings;
-use super::mesh;
+use super::mesh::{self, incoming, outgoing};
 use super::mesh_plane::MeshPlane;
-use super::plane::{Cast, Exchange, Plane, cut};
+use super::plane::{Cast, Exchange, Plane, cut, overlap};
 use super::shm::Hall;
 use super::wait::Wait;
 use crate::arguments::Place;
@@ -93,7 +93,7 @@ impl HostsPlane {
     }
 
     fn host_of(&self, position: usize) -> usize {
-        self.hosts.iter().position(|seats| seats.contains(&position)).unwrap_or(0)
+        self.hosts.iter().position(|seats| seats.contains(&position)).expect("each member is on a host")
     }
 
     /// Whether each host has members that follow each other, host after host.
@@ -102,7 +102,7 @@ impl HostsPlane {
     }
 
     fn place(&self) -> Place {
-        let size = WorldSize::new(self.members.len()).unwrap_or(WorldSize::ONE);
+        let size = WorldSize::new(self.members.len()).expect("this is a member");
         Place { position: self.position, size }
     }
 
@@ -126,7 +126,7 @@ impl HostsPlane {
         wait: &mut Wait<'_>,
         mut take: impl FnMut(Range<usize>, &[u8]) -> Result<(), TooNarrow>,
     ) -> Result<Result<(), TooNarrow>, CommError> {
-        let (mut wide, mut outcome) = (Vec::<u128>::new(), Ok(()));
+        let (mut wide, mut narrow, mut outcome) = (Vec::<u128>::new(), Aligned::default(), Ok(()));
         self.hall.collect(block, wait, |wait, range, sources| {
             let Some(leaders) = &self.leaders else { return Ok(()) };
             let elements = range.len() / dtype.size();
@@ -134,23 +134,28 @@ impl HostsPlane {
             wide.resize(length.div_ceil(size_of::<u128>()), 0);
             let wide = &mut bytemuck::cast_slice_mut::<_, u8>(&mut wide)[..length];
             if self.here > 0 {
-                let mut before = [Incoming { peer: self.here - 1, bytes: wide, done: 0 }];
+                let mut before = [incoming(self.here - 1, wide)];
                 leaders.links().transfer(&mut [], &mut before, wait)?;
             }
             let own = &block[range.clone()];
             let sources: Vec<_> = sources.iter().map(|source| source.unwrap_or(own)).collect();
             reduce::accumulate_more(op, dtype, &sources, wide, self.here == 0);
             if self.here + 1 < self.hosts.len() {
-                let mut after = [Outgoing { peer: self.here, bytes: wide, done: 0 }];
+                let mut after = [outgoing(self.here, wide)];
                 return leaders.links().transfer(&mut after, &mut [], wait);
             }
-            let mut narrow = Aligned::default();
             let target = narrow.room(range.len());
             outcome = outcome.and(reduce::finish(op, dtype, self.members.len(), wide, target));
             outcome = outcome.and(take(range, target));
             Ok(())
         })?;
         Ok(outcome)
+    }
+
+    /// Gives what the leader has in `bytes` to the other members of its host.
+    fn hand_out(&self, bytes: &mut [u8], wait: &mut Wait<'_>) -> Result<(), CommError> {
+        let cast = if self.leaders.is_some() { Cast::Give(bytes) } else { Cast::Take(bytes) };
+        self.hall.broadcast(0, cast, wait)
     }
 
     /// Gives a result that the last host's leader has to the leader of `host`.
@@ -160,11 +165,11 @@ impl HostsPlane {
             return Ok(());
         }
         if self.here == last {
-            let mut send = [Outgoing { peer: host, bytes: result, done: 0 }];
+            let mut send = [outgoing(host, result)];
             return leaders.links().transfer(&mut send, &mut [], wait);
         }
         if self.here == host {
-            let mut receive = [Incoming { peer: last - 1, bytes: result, done: 0 }];
+            let mut receive = [incoming(last - 1, result)];
             return leaders.links().transfer(&mut [], &mut receive, wait);
         }
         Ok(())
@@ -175,10 +180,9 @@ impl HostsPlane {
 const WORD: usize = 8;
 
 /// Posts of several members, one after the other.
-fn bundle(posts: impl Iterator<Item = impl AsRef<[u8]>>) -> Vec<u8> {
+fn bundle<'a>(posts: impl Iterator<Item = &'a [u8]>) -> Vec<u8> {
     let mut bundle = Vec::new();
     for post in posts {
-        let post = post.as_ref();
         bundle.extend((post.len() as u64).to_le_bytes());
         bundle.extend(post);
         bundle.resize(bundle.len().next_multiple_of(WORD), 0);
@@ -215,10 +219,15 @@ impl Plane for HostsPlane {
                 here = bundle((0..self.hall.seats()).map(|seat| posts.get(seat)));
             }
         })?;
-        let mut all = Vec::new();
+        let (mut all, mut length) = (Aligned::default(), 0);
         if let Some(leaders) = &self.leaders {
-            leaders.post(&[&here], wait, &mut |bundles| all = bundles.concat())?;
+            leaders.post(&[&here], wait, &mut |bundles| {
+                let whole = bundles.concat();
+                length = whole.len();
+                all.room(length).copy_from_slice(&whole);
+            })?;
         }
+        let all = all.bytes(length);
         let mut deliver = |bundle: &[u8]| {
             let mut posts = vec![&[][..]; self.members.len()];
             for (position, post) in self.hosts.iter().flatten().zip(unbundle(bundle)) {
@@ -227,9 +236,9 @@ impl Plane for HostsPlane {
             read(&posts);
         };
         // The leader tells the others: at once if there is room, else how much there will be.
-        let (length, fits) = (all.len() as u64, all.len() + WORD <= self.hall.post_bytes());
+        let fits = WORD + length <= self.hall.post_bytes();
         let mut expected = 0;
-        self.hall.post(&[&length.to_le_bytes(), if fits { &all } else { &[] }], wait, |posts| {
+        self.hall.post(&[&(length as u64).to_le_bytes(), if fits { all } else { &[] }], wait, |posts| {
             let Some((length, bundle)) = posts.get(0).split_first_chunk::<WORD>() else { return };
             let length = u64::from_le_bytes(*length) as usize;
             if bundle.len() == length {
@@ -240,8 +249,8 @@ impl Plane for HostsPlane {
         })?;
         if expected > 0 {
             if self.leaders.is_some() {
-                self.hall.broadcast(0, Cast::Give(&all), wait)?;
-                deliver(&all);
+                self.hall.broadcast(0, Cast::Give(all), wait)?;
+                deliver(all);
             } else {
                 let mut told = Aligned::default();
                 self.hall.broadcast(0, Cast::Take(told.room(expected)), wait)?;
@@ -267,22 +276,19 @@ impl Plane for HostsPlane {
                     host if host == self.here => ours.push(&*part),
                     host => {
                         let peer = host - usize::from(host > self.here);
-                        theirs.push(Incoming { peer, bytes: part, done: 0 });
+                        theirs.push(incoming(peer, part));
                     }
                 }
             }
             let mut sends: Vec<_> = (0..self.hosts.len() - 1)
-                .flat_map(|peer| ours.iter().map(move |bytes| Outgoing { peer, bytes, done: 0 }))
+                .flat_map(|peer| ours.iter().map(move |bytes| outgoing(peer, bytes)))
                 .collect();
-            leaders.links().transfer(&mut sends, &mut theirs, wait)?;
-            leaders.links().transfer(&mut sends, &mut [], wait)?;
+            mesh::exchange(leaders.links(), &mut sends, &mut theirs, wait)?;
         }
         for (position, part) in cut(receive, ranges) {
-            if self.host_of(position) == self.here {
-                continue;
+            if self.host_of(position) != self.here {
+                self.hand_out(part, wait)?;
             }
-            let cast = if self.leaders.is_some() { Cast::Give(part) } else { Cast::Take(part) };
-            self.hall.broadcast(0, cast, wait)?;
         }
         Ok(())
     }
@@ -290,7 +296,8 @@ impl Plane for HostsPlane {
     fn broadcast(&self, root: usize, cast: Cast<'_>, wait: &mut Wait<'_>) -> Result<(), CommError> {
         let host = self.host_of(root);
         if host == self.here {
-            let seat = self.seats().iter().position(|position| *position == root).unwrap_or(0);
+            let seat = self.seats().iter().position(|position| *position == root);
+            let seat = seat.expect("the root is on this host");
             return match cast {
                 Cast::Give(bytes) => {
                     self.hall.broadcast(seat, Cast::Give(bytes), wait)?;
@@ -307,26 +314,24 @@ impl Plane for HostsPlane {
         let Cast::Take(bytes) = cast else { return Ok(()) };
         if let Some(leaders) = &self.leaders {
             leaders.broadcast(host, Cast::Take(&mut *bytes), wait)?;
-            return self.hall.broadcast(0, Cast::Give(bytes), wait);
         }
-        self.hall.broadcast(0, Cast::Take(bytes), wait)
+        self.hand_out(bytes, wait)
     }
 
     fn all_to_all(&self, exchange: Exchange<'_>, wait: &mut Wait<'_>) -> Result<(), CommError> {
         let Exchange { send, out, receive, back, lengths } = exchange;
-        let links = self.everyone(wait)?;
+        let (links, place) = (self.everyone(wait)?, self.place());
         let seats = self.seats().to_vec();
         let (mut sends, mut receives) = (Vec::new(), Vec::new());
         for (position, part) in cut(receive, back) {
             if seats.contains(&position) {
                 continue;
             }
-            let peer = position - usize::from(position > self.position);
-            sends.push(Outgoing { peer, bytes: &send[out[position].clone()], done: 0 });
-            receives.push(Incoming { peer, bytes: part, done: 0 });
+            let peer = place.link(position);
+            sends.push(outgoing(peer, &send[out[position].clone()]));
+            receives.push(incoming(peer, part));
         }
-        links.transfer(&mut sends, &mut receives, wait)?;
-        links.transfer(&mut sends, &mut [], wait)?;
+        mesh::exchange(links, &mut sends, &mut receives, wait)?;
         let of_seats = |ranges: &[Range<usize>]| -> Vec<_> {
             seats.iter().map(|position| ranges[*position].clone()).collect()
         };
@@ -360,29 +365,18 @@ impl Plane for HostsPlane {
                     Ok(())
                 })?);
                 self.pass_on(host, result, wait)?;
-                if host == self.here {
-                    // Each member takes what of the block is its own.
-                    let here = own.start.clamp(block.start, block.end)..own.end.clamp(block.start, block.end);
-                    let is_leader = self.leaders.is_some();
-                    for (seat, position) in seats.iter().enumerate() {
-                        let part = ranges[*position].start.clamp(block.start, block.end) - block.start
-                            ..ranges[*position].end.clamp(block.start, block.end) - block.start;
-                        if seat == 0 {
-                            if is_leader {
-                                receive[here.start - own.start..here.end - own.start]
-                                    .copy_from_slice(&result[part]);
-                            }
-                            continue;
-                        }
-                        if is_leader {
-                            self.hall.broadcast(0, Cast::Give(&result[part]), wait)?;
-                        } else {
-                            self.hall.broadcast(0, Cast::Take(&mut result[part.clone()]), wait)?;
-                            if *position == self.position {
-                                receive[here.start - own.start..here.end - own.start]
-                                    .copy_from_slice(&result[part]);
-                            }
-                        }
+                if host != self.here {
+                    continue;
+                }
+                // Each member takes what of the block is its own; the leader has it.
+                for (seat, position) in seats.iter().enumerate() {
+                    let Some(common) = overlap(&ranges[*position], &block) else { continue };
+                    let part = &mut result[common.start - block.start..common.end - block.start];
+                    if seat > 0 {
+                        self.hand_out(part, wait)?;
+                    }
+                    if *position == self.position {
+                        receive[common.start - own.start..common.end - own.start].copy_from_slice(part);
                     }
                 }
             }
@@ -415,10 +409,8 @@ impl Plane for HostsPlane {
                 } else {
                     leaders.broadcast(last, Cast::Take(&mut *block), wait)?;
                 }
-                self.hall.broadcast(0, Cast::Give(block), wait)?;
-            } else {
-                self.hall.broadcast(0, Cast::Take(block), wait)?;
             }
+            self.hand_out(block, wait)?;
         }
         Ok(outcome)
     }

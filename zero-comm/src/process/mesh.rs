@@ -19,10 +19,6 @@ use crate::{CommError, ReduceOp};
 /// How much of a part is reduced at once. While that is done, the next comes into the network's buffers.
 const BLOCK_BYTES: usize = 256 << 10;
 
-/// How much of a buffer is all-reduced at once: what the first half of that leaves in the caches, the second
-/// sends. A multiple of every element's size.
-const PIECE_BYTES: usize = 4 << 20;
-
 /// Broadcasts of more are dealt out by the root in parts, which the members then pass on to each other.
 const DIRECT_BYTES: usize = 64 << 10;
 
@@ -38,13 +34,13 @@ impl Place {
     }
 
     /// The link to another member.
-    fn link(self, member: usize) -> usize {
+    pub(crate) fn link(self, member: usize) -> usize {
         member - usize::from(member > self.position)
     }
 }
 
 /// Moves all, in both directions.
-fn exchange(
+pub(crate) fn exchange(
     links: &dyn Links,
     sends: &mut [Outgoing<'_>],
     receives: &mut [Incoming<'_>],
@@ -54,11 +50,11 @@ fn exchange(
     links.transfer(sends, &mut [], wait)
 }
 
-const fn outgoing(peer: usize, bytes: &[u8]) -> Outgoing<'_> {
+pub(crate) const fn outgoing(peer: usize, bytes: &[u8]) -> Outgoing<'_> {
     Outgoing { peer, bytes, done: 0 }
 }
 
-const fn incoming(peer: usize, bytes: &mut [u8]) -> Incoming<'_> {
+pub(crate) const fn incoming(peer: usize, bytes: &mut [u8]) -> Incoming<'_> {
     Incoming { peer, bytes, done: 0 }
 }
 
@@ -80,26 +76,6 @@ pub(crate) fn all_gather(
         }
     }
     let mut sends: Vec<_> = place.peers().map(|(_, link)| outgoing(link, mine)).collect();
-    exchange(links, &mut sends, &mut receives, wait)
-}
-
-/// Puts each member's range of its `buffer` into everybody's.
-fn share(
-    links: &dyn Links,
-    place: Place,
-    buffer: &mut [u8],
-    ranges: &[Range<usize>],
-    wait: &mut Wait<'_>,
-) -> Result<(), CommError> {
-    let (mut sends, mut receives) = (Vec::new(), Vec::new());
-    for (member, part) in cut(buffer, ranges) {
-        if member == place.position {
-            let part = &*part;
-            sends = place.peers().map(|(_, link)| outgoing(link, part)).collect();
-        } else {
-            receives.push(incoming(place.link(member), part));
-        }
-    }
     exchange(links, &mut sends, &mut receives, wait)
 }
 
@@ -192,43 +168,51 @@ pub(crate) fn reduce_scatter(
 pub(crate) fn all_reduce(
     links: &dyn Links,
     place: Place,
-    how: (ReduceOp, DType),
-    buffer: &mut [u8],
-    wait: &mut Wait<'_>,
-) -> Result<Result<(), TooNarrow>, CommError> {
-    let mut outcome = Ok(());
-    for piece in buffer.chunks_mut(PIECE_BYTES) {
-        outcome = outcome.and(all_reduce_piece(links, place, how, piece, wait)?);
-    }
-    Ok(outcome)
-}
-
-fn all_reduce_piece(
-    links: &dyn Links,
-    place: Place,
     (op, dtype): (ReduceOp, DType),
     buffer: &mut [u8],
     wait: &mut Wait<'_>,
 ) -> Result<Result<(), TooNarrow>, CommError> {
-    let ranges = stripes(buffer.len(), place.size.get());
-    let mine = ranges[place.position].clone();
-    let (before, rest) = buffer.split_at_mut(mine.start);
-    let (own, after) = rest.split_at_mut(mine.len());
-    let (before, after) = (&*before, &*after);
-    let part = |member: usize| {
-        let range = ranges[member].clone();
-        if range.start < mine.start {
-            &before[range]
-        } else {
-            &after[range.start - mine.end..range.end - mine.end]
-        }
-    };
     let mut outcome = Ok(());
-    reduce_parts(links, place, &part, mine.len(), wait, |block, sources| {
-        outcome = outcome.and(reduce::into_own(op, dtype, sources, &mut own[block]));
-    })?;
-    share(links, place, buffer, &ranges, wait)?;
-    Ok(outcome)
+    let mut rooms: Vec<Aligned> = place.peers().map(|_| Aligned::default()).collect();
+    let mut pieces = buffer.chunks_mut(links.piece_bytes()).map(|piece| Piece::new(piece, place));
+    let mut last: Option<Piece<'_>> = None;
+    loop {
+        let next = pieces.next();
+        // What has become of one piece travels with the parts of the next.
+        let (mut sends, mut receives) = (Vec::new(), Vec::new());
+        if let Some(Piece { own, others }) = &mut last {
+            let own = &**own;
+            sends.extend(place.peers().map(|(_, link)| outgoing(link, own)));
+            receives.extend(others.iter_mut().enumerate().map(|(link, part)| incoming(link, part)));
+        }
+        if let Some(piece) = &next {
+            sends.extend(place.peers().map(|(_, link)| outgoing(link, piece.others[link])));
+            let rooms = rooms.iter_mut().enumerate();
+            receives.extend(rooms.map(|(link, room)| incoming(link, room.room(piece.own.len()))));
+        }
+        exchange(links, &mut sends, &mut receives, wait)?;
+        let Some(piece) = next else { return Ok(outcome) };
+        let mut sources: Vec<_> = rooms.iter().map(|room| Some(room.bytes(piece.own.len()))).collect();
+        sources.insert(place.position, None);
+        outcome = outcome.and(reduce::into_own(op, dtype, &sources, piece.own));
+        last = Some(piece);
+    }
+}
+
+/// A piece of a buffer that is all-reduced, a part for each member.
+struct Piece<'a> {
+    own: &'a mut [u8],
+    /// By link.
+    others: Vec<&'a mut [u8]>,
+}
+
+impl<'a> Piece<'a> {
+    fn new(piece: &'a mut [u8], place: Place) -> Self {
+        let ranges = stripes(piece.len(), place.size.get());
+        let mut others: Vec<_> = cut(piece, &ranges).into_iter().map(|(_, part)| part).collect();
+        let own = others.remove(place.position);
+        Self { own, others }
+    }
 }
 
 /// Sends every other member its part, and lets `act` see each block of this member's, of `length` bytes, with

@@ -6,13 +6,16 @@ use std::sync::Mutex;
 use zero_core::{DType, Rank, WorldSize};
 
 use super::aligned::Aligned;
-use super::fabric::{Incoming, Links, Outgoing};
-use super::mesh;
+use super::fabric::Links;
+use super::mesh::{self, exchange, incoming, outgoing};
 use super::plane::{Cast, Exchange, Plane};
 use super::wait::Wait;
 use crate::arguments::Place;
 use crate::reduce::TooNarrow;
 use crate::{CommError, ReduceOp, lock};
+
+/// What stands before a post: its length.
+const LENGTH: usize = size_of::<u64>();
 
 /// How much a member can post.
 pub(crate) const POST_BYTES: usize = 96 << 10;
@@ -33,7 +36,7 @@ impl MeshPlane {
     pub(crate) fn new(links: Box<dyn Links>, members: &[Rank], position: usize) -> Self {
         Self {
             links,
-            place: Place { position, size: WorldSize::new(members.len()).unwrap_or(WorldSize::ONE) },
+            place: Place { position, size: WorldSize::new(members.len()).expect("this is a member") },
             members: members.to_vec(),
             post_bytes: POST_BYTES,
             posts: Mutex::default(),
@@ -62,14 +65,22 @@ impl Plane for MeshPlane {
         wait: &mut Wait<'_>,
         read: &mut dyn FnMut(&[&[u8]]),
     ) -> Result<(), CommError> {
-        let mut own = vec![(parts.iter().map(|part| part.len() as u64).sum::<u64>()).to_le_bytes().to_vec()];
-        own.extend(parts.iter().map(|part| part.to_vec()));
-        let own = own.concat();
+        // The length before it is as long as the alignment.
+        let mine: usize = parts.iter().map(|part| part.len()).sum();
+        let mut own = Aligned::default();
+        let (head, mut body) = own.room(LENGTH + mine).split_at_mut(LENGTH);
+        head.copy_from_slice(&(mine as u64).to_le_bytes());
+        for part in parts {
+            let (start, rest) = body.split_at_mut(part.len());
+            start.copy_from_slice(part);
+            body = rest;
+        }
+        let own = own.bytes(LENGTH + mine);
         let peers = self.members.len() - 1;
-        let mut sends: Vec<_> = (0..peers).map(|peer| Outgoing { peer, bytes: &own, done: 0 }).collect();
-        let mut lengths = vec![[0; 8]; peers];
+        let mut sends: Vec<_> = (0..peers).map(|peer| outgoing(peer, own)).collect();
+        let mut lengths = vec![[0; LENGTH]; peers];
         let mut heads: Vec<_> =
-            lengths.iter_mut().enumerate().map(|(peer, bytes)| Incoming { peer, bytes, done: 0 }).collect();
+            lengths.iter_mut().enumerate().map(|(peer, length)| incoming(peer, length)).collect();
         if peers > 0 {
             self.links.transfer(&mut sends, &mut heads, wait)?;
         }
@@ -86,17 +97,13 @@ impl Plane for MeshPlane {
             .iter_mut()
             .zip(&lengths)
             .enumerate()
-            .map(|(peer, (post, length))| Incoming { peer, bytes: post.room(*length), done: 0 })
+            .map(|(peer, (post, length))| incoming(peer, post.room(*length)))
             .collect();
         if peers > 0 {
-            self.links.transfer(&mut sends, &mut bodies, wait)?;
-            self.links.transfer(&mut sends, &mut [], wait)?;
+            exchange(&*self.links, &mut sends, &mut bodies, wait)?;
         }
         let mut all: Vec<_> = posts.iter().zip(lengths).map(|(post, length)| post.bytes(length)).collect();
-        // The length before it is as long as the alignment.
-        let mut mine = Aligned::default();
-        mine.room(own.len() - 8).copy_from_slice(&own[8..]);
-        all.insert(self.place.position, mine.bytes(own.len() - 8));
+        all.insert(self.place.position, &own[LENGTH..]);
         read(&all);
         Ok(())
     }

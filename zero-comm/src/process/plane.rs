@@ -114,6 +114,12 @@ pub(crate) fn ranges(counts: &[usize], size: usize) -> Vec<Range<usize>> {
         .collect()
 }
 
+/// What two ranges have in common, if they have.
+pub(crate) fn overlap(first: &Range<usize>, second: &Range<usize>) -> Option<Range<usize>> {
+    let common = first.start.max(second.start)..first.end.min(second.end);
+    (!common.is_empty()).then_some(common)
+}
+
 /// The parts of `whole` at `ranges`, which ascend and do not overlap, each with its place among them.
 pub(crate) fn cut<'a>(whole: &'a mut [u8], ranges: &[Range<usize>]) -> Vec<(usize, &'a mut [u8])> {
     let (mut rest, mut at) = (whole, 0);

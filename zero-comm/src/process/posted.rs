@@ -14,19 +14,20 @@ pub(crate) const EAGER_BYTES: usize = 8 << 10;
 const ALIGNMENT: usize = 8;
 
 #[derive(Deserialize, Serialize)]
-struct Header<'a> {
-    request: Request,
+struct Header<'a, R = Request> {
+    request: R,
     label: &'a str,
 }
 
 /// The first part of a post; data may follow it.
-pub(crate) fn encode(request: Request, label: &str) -> (Vec<u8>, Request) {
+pub(crate) fn encode(request: &Request, label: &str) -> Vec<u8> {
     let header = Header { request, label };
-    let mut bytes = postcard::to_extend(&header, vec![0; ALIGNMENT]).unwrap_or_default();
+    let bytes = postcard::to_extend(&header, vec![0; ALIGNMENT]);
+    let mut bytes = bytes.expect("a request and a text, written to memory, do not fail");
     let length = (bytes.len() - ALIGNMENT) as u64;
     bytes[..ALIGNMENT].copy_from_slice(&length.to_le_bytes());
     bytes.resize(bytes.len().next_multiple_of(ALIGNMENT), 0);
-    (bytes, header.request)
+    bytes
 }
 
 /// The header and the data of a post; `None` if it is garbled.
@@ -99,7 +100,7 @@ mod tests {
 
     fn post(length: usize, label: &str, bytes: &[u8]) -> Vec<u8> {
         let request = Request::AllReduce { dtype: DType::F32, length, op: ReduceOp::Sum };
-        let (mut post, _) = encode(request, label);
+        let mut post = encode(&request, label);
         post.extend(bytes);
         post
     }

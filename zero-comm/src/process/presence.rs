@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 use std::thread;
-use std::time::Duration;
 
 use super::fabric::Fabric;
 use super::standing::Standing;
@@ -15,14 +14,13 @@ use crate::failure::Failure;
 #[derive(Debug)]
 pub(crate) struct Presence {
     standing: Arc<Standing>,
-    deadline: Duration,
     backstage: Option<Backstage>,
 }
 
 impl Presence {
-    /// When the rank has finished, `backstage` serves the others until they have, but no longer than `deadline`.
-    pub(crate) const fn new(standing: Arc<Standing>, deadline: Duration, backstage: Backstage) -> Self {
-        Self { standing, deadline, backstage: Some(backstage) }
+    /// When the rank has finished, `backstage` serves the others until they have.
+    pub(crate) const fn new(standing: Arc<Standing>, backstage: Backstage) -> Self {
+        Self { standing, backstage: Some(backstage) }
     }
 
     /// What reaches the other ranks.
@@ -46,10 +44,9 @@ impl Drop for Presence {
         if self.standing.is_over() {
             return;
         }
-        let (standing, deadline, backstage) =
-            (Arc::clone(&self.standing), self.deadline, self.backstage.take());
+        let (standing, backstage) = (Arc::clone(&self.standing), self.backstage.take());
         let serve = move || {
-            standing.linger(deadline);
+            standing.linger();
             drop(backstage);
         };
         // Without a thread the others have to do without what this rank leaves.

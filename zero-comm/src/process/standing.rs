@@ -192,9 +192,9 @@ impl Standing {
         }
     }
 
-    /// Waits until all ranks have finished, the world has failed, or `deadline` has passed.
-    pub(crate) fn linger(&self, deadline: Duration) {
-        self.wait_until(deadline, || self.is_over());
+    /// Waits until all ranks have finished or the world has failed, as it does when one falls silent.
+    pub(crate) fn linger(&self) {
+        self.wait_until(Duration::MAX, || self.is_over());
     }
 
     /// Whether all ranks have finished or the world has failed.

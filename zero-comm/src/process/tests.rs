@@ -101,7 +101,7 @@ fn a_network_carries_no_more_than_what_others_need() {
                 // What is said of each operation before.
                 let counts = vec![PART / 4; size];
                 let request = Request::ReduceScatter { dtype: DType::F32, counts, op: ReduceOp::Sum };
-                let (head, _) = posted::encode(request, "layer.12.weight");
+                let head = posted::encode(&request, "layer.12.weight");
                 plane.post(&[&head], wait, &mut |_| ()).unwrap();
                 let said = others * (head.len() as u64 + 8);
                 assert_eq!(moved(), (said, said));

@@ -60,11 +60,11 @@ impl<'a> Wait<'a> {
     ///
     /// # Errors
     ///
-    /// The world's failure if it has failed, [`CommError::PeerLost`] if one of `missing` has finished before
+    /// The world's failure if it has failed, [`CommError::PeerLost`] if one that takes part has finished before
     /// this operation, and [`CommError::Timeout`], which fails the world, if the deadline has passed.
     pub(crate) fn check(&self, missing: impl FnOnce() -> Vec<Rank>) -> Result<(), CommError> {
         let Operation { kind, label, sequence, expected } = self.operation;
-        // The finishes first: a rank that finishes because the world fails is not the cause.
+        // The failure first: a rank that finishes because the world fails is not the cause.
         self.standing.check(kind, label)?;
         let gone = expected.iter().filter_map(|(rank, lane)| {
             let finish = self.standing.finish_of(*rank)?;

@@ -180,7 +180,7 @@ impl ProcessWorld {
         let failure = match catch_unwind(AssertUnwindSafe(|| f(communicator))) {
             Ok(Ok(value)) => {
                 standing.finish();
-                standing.linger(self.deadline);
+                standing.linger();
                 self.end(&presence, standing.failure().is_none());
                 return Ok(value);
             }
@@ -270,8 +270,7 @@ impl ProcessWorld {
         if !standing.start(self.deadline) {
             wait.check(Vec::new)?;
         }
-        let presence =
-            Arc::new(Presence::new(standing, self.deadline, Backstage { fabric, agent, coordinator }));
+        let presence = Arc::new(Presence::new(standing, Backstage { fabric, agent, coordinator }));
         let communicator = ProcessCommunicator::new(Arc::clone(&presence), group, self.deadline);
         Ok((Arc::new(communicator), presence))
     }

@@ -5,6 +5,7 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -14,14 +15,22 @@ use super::counters::Counters;
 use crate::CommError;
 use crate::process::{Incoming, Links, Outgoing, Wait};
 
-/// How often the sockets are tried before the thread sleeps, if there is a core for every rank.
+/// How often the sockets are tried before others get the core, if there is a core for every rank.
 const SPINS: u32 = 40;
+
+/// How often they are tried, while others get the core between, before the thread sleeps.
+const YIELDS: u32 = 30;
+
+/// How much is all-reduced at once with peers of this host, and with others.
+const PIECE_HERE: usize = 256 << 10;
+const PIECE_AFAR: usize = 4 << 20;
 
 #[derive(Debug)]
 pub(super) struct TcpLinks {
     peers: Vec<Peer>,
     counters: Arc<Counters>,
     spins: u32,
+    piece_bytes: usize,
 }
 
 #[derive(Debug)]
@@ -58,12 +67,16 @@ impl TcpLinks {
         counters: &Arc<Counters>,
         may_spin: bool,
     ) -> io::Result<Self> {
-        let mut peers = Vec::with_capacity(streams.len());
+        let (mut peers, mut piece_bytes) = (Vec::with_capacity(streams.len()), PIECE_HERE);
         for (rank, stream) in streams {
             stream.set_nonblocking(true)?;
+            if !stream.peer_addr()?.ip().is_loopback() {
+                piece_bytes = PIECE_AFAR;
+            }
             peers.push(Peer { rank, stream, is_lost: AtomicBool::new(false) });
         }
-        Ok(Self { peers, counters: Arc::clone(counters), spins: if may_spin { SPINS } else { 0 } })
+        let spins = if may_spin { SPINS } else { 0 };
+        Ok(Self { peers, counters: Arc::clone(counters), spins, piece_bytes })
     }
 
     /// Moves what can be moved without waiting; whether anything did.
@@ -116,6 +129,10 @@ impl TcpLinks {
 }
 
 impl Links for TcpLinks {
+    fn piece_bytes(&self) -> usize {
+        self.piece_bytes
+    }
+
     fn transfer(
         &self,
         sends: &mut [Outgoing<'_>],
@@ -147,6 +164,11 @@ impl Links for TcpLinks {
             if spins < self.spins {
                 spins += 1;
                 hint::spin_loop();
+                continue;
+            }
+            if spins < self.spins + YIELDS {
+                spins += 1;
+                thread::yield_now();
                 continue;
             }
             // What has come counts, even if the world has failed since.

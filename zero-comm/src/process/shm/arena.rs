@@ -99,20 +99,17 @@ impl Arena {
         // Until it is whole, the window is not there.
         let was = self.word(entry, STATE).swap(WITHDRAWN, Ordering::Relaxed);
         let before = self.long(entry, OFFSET).load(Ordering::Relaxed);
-        let held = if was == LIVE { room.taken.get(&before).copied() } else { None };
+        let held = if was == LIVE { self.held(entry) } else { 0 };
         let needed = (bytes.len() as u64).next_multiple_of(PAGE);
-        let offset = match held {
-            Some(length) if length == needed => before,
-            held => {
-                if held.is_some() {
-                    self.give_back(&mut room, before);
-                }
-                self.take(&mut room, needed)?
-            }
+        let offset = if held == needed {
+            before
+        } else {
+            self.give_back(&mut room, before, held);
+            self.take(&mut room, needed)?
         };
         if !bytes.is_empty() {
             let contents = self.contents(offset + needed).map_err(|error| {
-                self.give_back(&mut room, offset);
+                self.give_back(&mut room, offset, needed);
                 Self::no_memory(needed, &error)
             })?;
             // SAFETY: the range belongs to this window alone, whose lock is held for writing.
@@ -135,7 +132,8 @@ impl Arena {
         let Some(entry) = self.find(key) else { return Ok(()) };
         let _writing = self.lock_writing(entry, check)?;
         if self.word(entry, STATE).swap(WITHDRAWN, Ordering::Relaxed) == LIVE {
-            self.give_back(&mut room, self.long(entry, OFFSET).load(Ordering::Relaxed));
+            let offset = self.long(entry, OFFSET).load(Ordering::Relaxed);
+            self.give_back(&mut room, offset, self.held(entry));
         }
         Ok(())
     }
@@ -214,23 +212,32 @@ impl Arena {
         Ok(longer)
     }
 
+    /// How much the live window of `entry` takes.
+    fn held(&self, entry: usize) -> u64 {
+        self.long(entry, LENGTH).load(Ordering::Relaxed).next_multiple_of(PAGE)
+    }
+
+    /// Where there is room for a window that takes `length`; anywhere, if that is nothing.
     fn take(&self, room: &mut Room, length: u64) -> Result<u64, ArenaError> {
+        if length == 0 {
+            return Ok(0);
+        }
         let offset = room.take(length);
-        if length > 0 {
-            if let Err(error) = self.file.reserve(self.start + CONTENTS + offset, length) {
-                room.give_back(offset);
-                return Err(Self::no_memory(length, &error));
-            }
+        if let Err(error) = self.file.reserve(self.start + CONTENTS + offset, length) {
+            room.give_back(offset);
+            return Err(Self::no_memory(length, &error));
         }
         Ok(offset)
     }
 
-    fn give_back(&self, room: &mut Room, offset: u64) {
-        let length = room.give_back(offset);
-        if length > 0 {
-            if let Err(error) = self.file.release(self.start + CONTENTS + offset, length) {
-                tracing::warn!(%error, length, "could not give shared memory back");
-            }
+    /// Gives back what [`take`](Self::take) gave for as much.
+    fn give_back(&self, room: &mut Room, offset: u64, length: u64) {
+        if length == 0 {
+            return;
+        }
+        room.give_back(offset);
+        if let Err(error) = self.file.release(self.start + CONTENTS + offset, length) {
+            tracing::warn!(%error, length, "could not give shared memory back");
         }
     }
 
@@ -303,7 +310,7 @@ fn patiently(busy: impl Fn() -> bool, check: &dyn Fn() -> Result<(), CommError>)
     Ok(())
 }
 
-/// Who has which part of the contents. All lengths are multiples of a page.
+/// Who has which part of the contents. All lengths are multiples of a page, and none is zero.
 #[derive(Debug, Default)]
 struct Room {
     /// Offset to length.
@@ -315,20 +322,17 @@ impl Room {
     fn take(&mut self, length: u64) -> u64 {
         let mut at = 0;
         for (offset, taken) in &self.taken {
-            if offset - at >= length && length > 0 {
+            if offset - at >= length {
                 break;
             }
             at = offset + taken;
         }
-        // Windows without content share places with others.
-        if length > 0 {
-            self.taken.insert(at, length);
-        }
+        self.taken.insert(at, length);
         at
     }
 
-    fn give_back(&mut self, offset: u64) -> u64 {
-        self.taken.remove(&offset).unwrap_or(0)
+    fn give_back(&mut self, offset: u64) {
+        self.taken.remove(&offset);
     }
 }
 
@@ -368,6 +372,33 @@ mod tests {
             let mut read = vec![0; length];
             reader.read(key(7), 0, &mut read, PATIENT).unwrap();
             assert_eq!(read, content);
+        }
+    }
+
+    #[test]
+    fn windows_without_content_leave_others_alone() {
+        let (owner, reader) = arena();
+        let content = |key: u64, length: usize| vec![key as u8 + 1; length];
+        let whole = |key_: u64, length: usize| {
+            let mut read = vec![0; length];
+            reader.read(key(key_), 0, &mut read, PATIENT).unwrap();
+            assert_eq!(read, content(key_, length));
+        };
+        owner.expose(key(0), &[], PATIENT).unwrap();
+        owner.expose(key(1), &content(1, 100), PATIENT).unwrap();
+        // Again; in place of something; something in its place; gone.
+        owner.expose(key(0), &[], PATIENT).unwrap();
+        whole(1, 100);
+        owner.expose(key(2), &content(2, 9000), PATIENT).unwrap();
+        owner.expose(key(2), &[], PATIENT).unwrap();
+        whole(1, 100);
+        owner.expose(key(0), &content(0, 4096), PATIENT).unwrap();
+        whole(1, 100);
+        whole(0, 4096);
+        owner.withdraw(key(2), PATIENT).unwrap();
+        owner.expose(key(2), &content(2, 1), PATIENT).unwrap();
+        for (key, length) in [(0, 4096), (1, 100), (2, 1)] {
+            whole(key, length);
         }
     }
 

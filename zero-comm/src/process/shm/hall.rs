@@ -24,7 +24,7 @@ use std::hint;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::fs::Timespec;
 use rustix::thread::futex;
@@ -35,9 +35,12 @@ use super::shape::{ASLEEP, BELL, LENGTHS, LINE, POSTED, Shape, WRITTEN};
 use crate::process::wait::Wait;
 use crate::{CommError, lock};
 
-/// How often a rank looks before it sleeps, if there is a core for every rank: about as long as falling asleep
-/// and being woken takes. On a busy machine longer looks keep the core from the rank that is waited for.
+/// How often a rank looks before it lets others have its core, if there is a core for every rank.
 const SPINS: u32 = 200;
+
+/// How long a rank looks before it sleeps, and lets others have its core between looks: longer than falling
+/// asleep and being woken takes, which on virtual machines is a tenth of a millisecond.
+const LOOK: Duration = Duration::from_micros(200);
 
 /// One rank's seat in a hall.
 #[derive(Debug)]
@@ -215,6 +218,13 @@ impl Hall {
                 return Ok(());
             }
             hint::spin_loop();
+        }
+        let begin = Instant::now();
+        while begin.elapsed() < LOOK {
+            if ready() {
+                return Ok(());
+            }
+            thread::yield_now();
         }
         let (bell, asleep) = (self.word(self.seat, BELL), self.word(self.seat, ASLEEP));
         loop {
