@@ -9,13 +9,13 @@ use std::num::NonZeroUsize;
 use std::time::Duration;
 
 use serde::de::Error as _;
-use serde::ser::SerializeMap;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::{Bytes, DType, LayoutOptions, Stage};
+use crate::{Bytes, DType, DynamicLossScale, LayoutOptions, LossScaling, Precision, ReduceGradients, Stage};
 use document::Document;
 pub use error::ConfigError;
-use key::KEYS;
+use key::{KEYS, SCALE};
+use value::Value;
 
 /// Everything a user chooses about sharded training.
 ///
@@ -53,8 +53,21 @@ pub struct ZeroConfig {
     pub stage: Stage,
     /// The most bytes of f32 gradients that are reduced together.
     pub bucket_bytes: Bytes,
+    /// When ranks sum up their gradients; `None` for what suits the stage, see
+    /// [`reduce_gradients`](Self::reduce_gradients()).
+    pub reduce_gradients: Option<ReduceGradients>,
+    /// Whether ranks communicate beside computing. Results do not depend on it.
+    pub overlap: bool,
     /// Parameters of at most this many elements stay gathered at stage 3; 0 for none.
     pub persistence_threshold: usize,
+    /// The most bytes of parameters that are gathered at stage 3 before they are needed; 0 for none.
+    pub lookahead_bytes: Bytes,
+    /// The most bytes that gathered parameters take at stage 3, those gathered early and those kept included;
+    /// `None` for no limit. What layers need at one time can exceed it.
+    pub live_bytes: Option<Bytes>,
+    /// At stage 3, a gathered parameter is kept if fewer bytes of parameters than this are needed before its
+    /// next use.
+    pub reuse_bytes: Bytes,
     /// Shards begin at multiples of this, in elements.
     pub alignment: NonZeroUsize,
     /// The largest global L2 norm a gradient keeps; `None` leaves gradients as they are.
@@ -63,6 +76,11 @@ pub struct ZeroConfig {
     pub seed: u64,
     /// The longest a rank waits for another, in seconds.
     pub deadline_seconds: f64,
+    /// The element types of training.
+    pub precision: Precision,
+    /// How the loss is scaled; `None` for what suits the precision, see
+    /// [`loss_scaling`](Self::loss_scaling).
+    pub loss_scale: Option<LossScaling>,
 }
 
 impl Default for ZeroConfig {
@@ -71,11 +89,18 @@ impl Default for ZeroConfig {
         Self {
             stage: Stage::Three,
             bucket_bytes: layout.bucket_bytes,
+            reduce_gradients: None,
+            overlap: true,
             persistence_threshold: 10_000,
+            lookahead_bytes: Bytes::new(64 * 1024 * 1024),
+            live_bytes: None,
+            reuse_bytes: Bytes::ZERO,
             alignment: layout.alignment,
             clip_norm: None,
             seed: 0,
             deadline_seconds: 300.0,
+            precision: Precision::default(),
+            loss_scale: None,
         }
     }
 }
@@ -120,7 +145,8 @@ impl ZeroConfig {
 
     /// The configuration as TOML, which reads back as the same value if it is [valid](Self::validate).
     ///
-    /// A key that is not set, or would be refused for having no effect, is left out.
+    /// A key that is not set, or would be refused for having no effect, is left out. Keys of tables are written
+    /// with the table's name, so that the text can stand below a header of an application's document.
     pub fn to_toml(&self) -> String {
         self.entries().map(|(name, value)| format!("{name} = {value}\n")).collect()
     }
@@ -135,6 +161,9 @@ impl ZeroConfig {
         for (key, number) in [
             ("bucket_bytes", self.bucket_bytes.get()),
             ("persistence_threshold", self.persistence_threshold as u64),
+            ("lookahead_bytes", self.lookahead_bytes.get()),
+            ("live_bytes", self.live_bytes.map_or(0, Bytes::get)),
+            ("reuse_bytes", self.reuse_bytes.get()),
             ("alignment", self.alignment.get() as u64),
             ("seed", self.seed),
         ] {
@@ -153,6 +182,8 @@ impl ZeroConfig {
         if self.persistence_threshold != Self::default().persistence_threshold {
             self.refuse_idle_threshold()?;
         }
+        self.precision.validate()?;
+        self.loss_scaling().validate()?;
         match self.clip_norm {
             Some(norm) if !(norm.is_finite() && norm > 0.0) => Err(ConfigError::ClipNorm { norm }),
             _ => Ok(()),
@@ -172,6 +203,20 @@ impl ZeroConfig {
         }
     }
 
+    /// When ranks sum up their gradients: as configured, or else what the stage does by default.
+    pub fn reduce_gradients(&self) -> ReduceGradients {
+        self.reduce_gradients.unwrap_or(ReduceGradients::of_stage(self.stage))
+    }
+
+    /// How the loss is scaled: as configured, or else dynamically if layers compute in f16, whose range would
+    /// lose small gradients, and not at all if they do not.
+    pub fn loss_scaling(&self) -> LossScaling {
+        self.loss_scale.unwrap_or(match self.precision.compute {
+            DType::F16 => LossScaling::Dynamic(DynamicLossScale::default()),
+            _ => LossScaling::NONE,
+        })
+    }
+
     /// The longest a rank waits for another. Seconds that are no duration, which
     /// [`validate`](Self::validate) refuses, become the nearest one, and not a number becomes zero.
     pub fn deadline(&self) -> Duration {
@@ -183,7 +228,7 @@ impl ZeroConfig {
     pub fn defaults_table() -> String {
         let default = Self::default();
         let mut table = String::from("| key | default | unit | what |\n| --- | --- | --- | --- |\n");
-        for key in &KEYS {
+        for key in KEYS {
             let value = (key.get)(&default).map_or("not set".into(), |value| format!("`{value}`"));
             table += &format!("| `{}` | {value} | {} | {} |\n", key.name, key.unit, key.what);
         }
@@ -192,20 +237,21 @@ impl ZeroConfig {
 
     fn read(document: Document) -> Result<Self, ConfigError> {
         let mut config = Self::default();
-        let mut seen: Vec<&str> = Vec::new();
-        for (name, value) in document.entries() {
-            let key = KEYS
-                .iter()
-                .find(|key| key.name == name)
-                .ok_or_else(|| ConfigError::unknown_key(name, KEYS.iter().map(|key| key.name)))?;
-            if seen.contains(&key.name) {
-                return Err(ConfigError::DuplicateKey { key: key.name });
-            }
-            seen.push(key.name);
+        let mut seen = Vec::new();
+        for (position, value) in document.resolve()? {
+            let key = &KEYS[position];
             (key.set)(&mut config, value, key.name)?;
+            seen.push(key.name);
         }
         if seen.contains(&"persistence_threshold") {
             config.refuse_idle_threshold()?;
+        }
+        if matches!(config.loss_scale, Some(LossScaling::Static { .. })) && !seen.contains(&SCALE) {
+            return Err(ConfigError::Missing {
+                key: SCALE,
+                because: "the mode is \"static\"",
+                example: "loss_scale.scale = 128.0",
+            });
         }
         config.validate()?;
         Ok(config)
@@ -222,7 +268,7 @@ impl ZeroConfig {
     }
 
     /// What a file has to say: every key that is set and has an effect.
-    fn entries(&self) -> impl Iterator<Item = (&'static str, value::Value)> {
+    fn entries(&self) -> impl Iterator<Item = (&'static str, Value)> {
         let idle = |name| name == "persistence_threshold" && self.refuse_idle_threshold().is_err();
         KEYS.iter()
             .filter(move |key| !idle(key.name))
@@ -232,11 +278,18 @@ impl ZeroConfig {
 
 impl Serialize for ZeroConfig {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut map = serializer.serialize_map(None)?;
+        let mut root: Vec<(String, Value)> = Vec::new();
         for (name, value) in self.entries() {
-            map.serialize_entry(name, &value)?;
+            let Some((table, key)) = name.split_once('.') else {
+                root.push((name.to_owned(), value));
+                continue;
+            };
+            match root.last_mut() {
+                Some((last, Value::Table(entries))) if last == table => entries.push((key.to_owned(), value)),
+                _ => root.push((table.to_owned(), Value::Table(vec![(key.to_owned(), value)]))),
+            }
         }
-        map.end()
+        Value::Table(root).serialize(serializer)
     }
 }
 

@@ -41,6 +41,9 @@
 //! - `bucket`: [`Bucket`], gradients reduced together, and the [`Segment`]s of its buffer.
 //! - `unit`: [`Unit`], parameters needed together.
 //! - `stage`: [`Stage`], what is sharded.
+//! - `precision`: [`Precision`], the element types of training.
+//! - `loss_scale`: [`LossScaling`], how the loss is scaled.
+//! - `reduction`: [`ReduceGradients`], when gradients are reduced.
 //! - [`memory`]: bytes per rank, from the layout.
 //! - `estimate`: what DeepSpeed would estimate, [`deepspeed_zero2`] and [`deepspeed_zero3`].
 //! - `config`: [`ZeroConfig`], what a user chooses, from TOML or JSON.
@@ -57,11 +60,14 @@ mod dtype;
 mod estimate;
 mod fingerprint;
 mod layout;
+mod loss_scale;
 pub mod memory;
 mod nearest;
 mod parameter;
 mod partition;
+mod precision;
 mod rank;
+mod reduction;
 mod reshard;
 mod stage;
 mod unit;
@@ -72,11 +78,14 @@ pub use config::{ConfigError, ZeroConfig};
 pub use dtype::DType;
 pub use estimate::{DeepSpeedEstimate, DeepSpeedJob, DeepSpeedOffload, deepspeed_zero2, deepspeed_zero3};
 pub use layout::{Layout, LayoutError, LayoutOptions};
+pub use loss_scale::{AtMinScale, DynamicLossScale, LossScaling};
 pub use memory::{MemoryPlan, OptimizerCost, StateBytes};
 pub use nearest::nearest;
 pub use parameter::{Parameter, ParameterIndex, ParameterSpec};
 pub use partition::Partition;
+pub use precision::Precision;
 pub use rank::{Rank, WorldSize};
+pub use reduction::ReduceGradients;
 pub use reshard::{Move, ReshardError, reshard};
 pub use stage::{Stage, StageError};
 pub use unit::Unit;

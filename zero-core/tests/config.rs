@@ -1,10 +1,13 @@
 //! Configurations: what is read, what is refused, and why.
 
-use std::num::NonZeroUsize;
+use std::num::{NonZeroU32, NonZeroUsize};
 use std::time::Duration;
 
 use proptest::prelude::*;
-use zero_core::{Bytes, ConfigError, LayoutOptions, Stage, ZeroConfig, nearest};
+use zero_core::{
+    AtMinScale, Bytes, ConfigError, DType, DynamicLossScale, LayoutOptions, LossScaling, Precision,
+    ReduceGradients, Stage, ZeroConfig, nearest,
+};
 
 /// The message about a TOML text that has to be refused.
 fn refusal(text: &str) -> String {
@@ -16,11 +19,23 @@ fn an_empty_text_is_the_default() {
     let default = ZeroConfig {
         stage: Stage::Three,
         bucket_bytes: Bytes::new(4 * 1024 * 1024),
+        reduce_gradients: None,
+        overlap: true,
         persistence_threshold: 10_000,
+        lookahead_bytes: Bytes::new(64 * 1024 * 1024),
+        live_bytes: None,
+        reuse_bytes: Bytes::ZERO,
         alignment: NonZeroUsize::MIN,
         clip_norm: None,
         seed: 0,
         deadline_seconds: 300.0,
+        precision: Precision {
+            compute: DType::F32,
+            reduce: None,
+            accumulate: DType::F32,
+            optimizer_state: DType::F32,
+        },
+        loss_scale: None,
     };
     assert_eq!(ZeroConfig::default(), default);
     assert_eq!(ZeroConfig::from_toml("").unwrap(), default);
@@ -32,16 +47,70 @@ fn toml_and_json_say_the_same() {
     let expected = ZeroConfig {
         stage: Stage::Three,
         bucket_bytes: Bytes::new(1024),
+        reduce_gradients: Some(ReduceGradients::AtStep),
+        overlap: false,
         persistence_threshold: 0,
+        lookahead_bytes: Bytes::ZERO,
+        live_bytes: Some(Bytes::new(5)),
+        reuse_bytes: Bytes::new(6),
         alignment: NonZeroUsize::new(8).unwrap(),
         clip_norm: Some(1.0),
         seed: 7,
         deadline_seconds: 1.5,
+        precision: Precision {
+            compute: DType::F16,
+            reduce: Some(DType::F32),
+            accumulate: DType::BF16,
+            optimizer_state: DType::BF16,
+        },
+        loss_scale: Some(LossScaling::Dynamic(DynamicLossScale {
+            initial_scale: 256.0,
+            factor: 4.0,
+            window: NonZeroU32::new(10).unwrap(),
+            hysteresis: NonZeroU32::MIN,
+            consecutive_hysteresis: true,
+            min_scale: 0.5,
+            at_min: AtMinScale::Skip,
+        })),
     };
-    let toml = "stage = 3\nbucket_bytes = 1024\npersistence_threshold = 0\nalignment = 8\nclip_norm = 1\n\
-                seed = 7\ndeadline_seconds = 1.5";
-    let json = r#"{"stage": 3, "bucket_bytes": 1024, "persistence_threshold": 0, "alignment": 8,
-                   "clip_norm": 1, "seed": 7, "deadline_seconds": 1.5}"#;
+    let toml = r#"
+        stage = 3
+        bucket_bytes = 1024
+        reduce_gradients = "at-step"
+        overlap = false
+        persistence_threshold = 0
+        lookahead_bytes = 0
+        live_bytes = 5
+        reuse_bytes = 6
+        alignment = 8
+        clip_norm = 1
+        seed = 7
+        deadline_seconds = 1.5
+
+        [precision]
+        compute = "f16"
+        reduce = "f32"
+        accumulate = "bf16"
+        optimizer_state = "bf16"
+
+        [loss_scale]
+        initial_scale = 256
+        factor = 4.0
+        window = 10
+        hysteresis = 1
+        consecutive_hysteresis = true
+        min_scale = 0.5
+        at_min = "skip"
+        mode = "dynamic"
+    "#;
+    let json = r#"{
+        "stage": 3, "bucket_bytes": 1024, "reduce_gradients": "at-step", "overlap": false,
+        "persistence_threshold": 0, "lookahead_bytes": 0, "live_bytes": 5, "reuse_bytes": 6, "alignment": 8,
+        "clip_norm": 1, "seed": 7, "deadline_seconds": 1.5,
+        "precision": {"compute": "f16", "reduce": "f32", "accumulate": "bf16", "optimizer_state": "bf16"},
+        "loss_scale": {"initial_scale": 256, "factor": 4.0, "window": 10, "hysteresis": 1,
+            "consecutive_hysteresis": true, "min_scale": 0.5, "at_min": "skip", "mode": "dynamic"}
+    }"#;
     assert_eq!(ZeroConfig::from_toml(toml).unwrap(), expected);
     assert_eq!(ZeroConfig::from_json(json).unwrap(), expected);
     assert_eq!(ZeroConfig::from_toml_table(toml.parse().unwrap()).unwrap(), expected);
@@ -70,8 +139,9 @@ fn an_unknown_key_is_refused_with_the_nearest_known_one() {
 fn an_unknown_key_near_to_nothing_is_refused_with_all_that_are_known() {
     assert_eq!(
         refusal("warp_drive = true"),
-        "unknown key `warp_drive`; known keys are stage, bucket_bytes, persistence_threshold, alignment, \
-         clip_norm, seed, deadline_seconds"
+        "unknown key `warp_drive`; known keys are stage, bucket_bytes, reduce_gradients, overlap, \
+         persistence_threshold, lookahead_bytes, live_bytes, reuse_bytes, alignment, clip_norm, seed, \
+         deadline_seconds, precision, loss_scale"
     );
 }
 
@@ -87,8 +157,140 @@ fn a_value_of_a_wrong_type_is_refused_with_what_belongs_there() {
 }
 
 #[test]
-fn a_clip_norm_of_null_is_one_that_is_not_set() {
-    assert_eq!(ZeroConfig::from_json(r#"{"clip_norm": null}"#).unwrap(), ZeroConfig::default());
+fn null_is_what_is_not_set() {
+    let nothing = r#"{"clip_norm": null, "live_bytes": null, "reduce_gradients": null, "loss_scale": null,
+                      "precision": {"reduce": null}}"#;
+    assert_eq!(ZeroConfig::from_json(nothing).unwrap(), ZeroConfig::default());
+    assert_eq!(
+        ZeroConfig::from_json(r#"{"loss_scale": {"mode": null}, "precision": null}"#).unwrap(),
+        ZeroConfig::default()
+    );
+}
+
+#[test]
+fn a_key_of_a_table_is_named_with_its_table() {
+    assert_eq!(
+        refusal("[precision]\ncomptue = \"bf16\""),
+        "unknown key `precision.comptue`; did you mean `precision.compute`?"
+    );
+    assert_eq!(
+        refusal("[precision]\nwarp_drive = true"),
+        "unknown key `precision.warp_drive`; known keys are precision.compute, precision.reduce, \
+         precision.accumulate, precision.optimizer_state"
+    );
+    assert_eq!(refusal("[precison]\ncompute = 1"), "unknown key `precison`; did you mean `precision`?");
+    assert_eq!(refusal("precision = \"bf16\""), "`precision` is the string \"bf16\"; write a table");
+    assert_eq!(refusal("loss_scale = 128.0"), "`loss_scale` is the float 128.0; write a table");
+}
+
+#[test]
+fn a_key_of_a_table_is_found_by_either_spelling() {
+    let expected = ZeroConfig {
+        precision: Precision { compute: DType::BF16, ..Precision::default() },
+        ..ZeroConfig::default()
+    };
+    for text in ["[precision]\ncompute = \"bf16\"", "precision.compute = \"bf16\""] {
+        assert_eq!(ZeroConfig::from_toml(text).unwrap(), expected);
+    }
+    for text in [r#"{"precision": {"compute": "bf16"}}"#, r#"{"precision.compute": "bf16"}"#] {
+        assert_eq!(ZeroConfig::from_json(text).unwrap(), expected);
+    }
+    for text in [
+        r#"{"precision": {"compute": "bf16", "compute": "bf16"}}"#,
+        r#"{"precision": {"compute": "bf16"}, "precision.compute": "bf16"}"#,
+        r#"{"precision": {"compute": "bf16"}, "precision": {}}"#,
+    ] {
+        let error = ZeroConfig::from_json(text).unwrap_err();
+        assert!(matches!(error, ConfigError::DuplicateKey { .. }), "{error}");
+    }
+}
+
+#[test]
+fn a_word_that_a_key_does_not_take_is_refused_with_those_it_does() {
+    assert_eq!(
+        refusal("precision.compute = \"f64\""),
+        "`precision.compute` is the string \"f64\"; it must be \"f32\", \"bf16\" or \"f16\""
+    );
+    assert_eq!(
+        refusal("precision.optimizer_state = \"f16\""),
+        "`precision.optimizer_state` is the string \"f16\"; it must be \"f32\" or \"bf16\""
+    );
+    assert_eq!(
+        refusal("reduce_gradients = true"),
+        "`reduce_gradients` is the boolean true; it must be \"every-backward\" or \"at-step\""
+    );
+    assert_eq!(refusal("overlap = 1"), "`overlap` is the integer 1; write true or false");
+
+    let precision = Precision { reduce: Some(DType::U8), ..Precision::default() };
+    let error = ZeroConfig { precision, ..ZeroConfig::default() }.validate().unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "`precision.reduce` is the dtype u8; it must be \"f32\", \"bf16\" or \"f16\""
+    );
+}
+
+#[test]
+fn keys_of_a_loss_scale_need_its_mode() {
+    assert_eq!(
+        refusal("[loss_scale]\nwindow = 10"),
+        "`loss_scale.window` is set, but it has a meaning only with loss_scale.mode = \"dynamic\"; set that, or \
+         remove `loss_scale.window`"
+    );
+    let message = refusal("[loss_scale]\nmode = \"dynamic\"\nscale = 2.0");
+    assert!(message.contains("only with loss_scale.mode = \"static\""), "{message}");
+    assert_eq!(
+        refusal("[loss_scale]\nmode = \"static\""),
+        "`loss_scale.scale` is not set, but the mode is \"static\"; write loss_scale.scale = 128.0"
+    );
+    let fixed = ZeroConfig::from_toml("[loss_scale]\nscale = 128\nmode = \"static\"").unwrap();
+    assert_eq!(fixed.loss_scale, Some(LossScaling::Static { scale: 128.0 }));
+}
+
+#[test]
+fn a_loss_scale_that_cannot_scale_is_refused() {
+    for scale in ["0.0", "-1.0", "nan", "inf", "1e39", "1e-38"] {
+        for entry in ["mode = \"static\"\nscale", "mode = \"dynamic\"\ninitial_scale"] {
+            let error = ZeroConfig::from_toml(&format!("[loss_scale]\n{entry} = {scale}")).unwrap_err();
+            assert!(matches!(error, ConfigError::OutOfRange { .. }), "{scale}: {error}");
+        }
+    }
+    let dynamic = |entry: &str| refusal(&format!("[loss_scale]\nmode = \"dynamic\"\n{entry}"));
+    for entry in ["factor = 1.0", "factor = nan", "factor = inf", "window = 0", "hysteresis = -1"] {
+        let message = dynamic(entry);
+        assert!(message.contains("; it must be "), "{message}");
+    }
+    assert_eq!(
+        dynamic("initial_scale = 2.0\nmin_scale = 4.0"),
+        "loss_scale.initial_scale is 2, but loss_scale.min_scale is 4; raise the first or lower the second"
+    );
+}
+
+#[test]
+fn what_is_not_set_follows_from_the_rest() {
+    for (stage, expected) in Stage::ALL.into_iter().zip([
+        ReduceGradients::AtStep,
+        ReduceGradients::AtStep,
+        ReduceGradients::EveryBackward,
+        ReduceGradients::EveryBackward,
+    ]) {
+        let config = ZeroConfig { stage, ..ZeroConfig::default() };
+        assert_eq!(config.reduce_gradients(), expected);
+        for chosen in [ReduceGradients::AtStep, ReduceGradients::EveryBackward] {
+            let config = ZeroConfig { reduce_gradients: Some(chosen), ..config.clone() };
+            assert_eq!(config.reduce_gradients(), chosen);
+        }
+    }
+    for (compute, expected) in [
+        (DType::F32, LossScaling::Static { scale: 1.0 }),
+        (DType::BF16, LossScaling::Static { scale: 1.0 }),
+        (DType::F16, LossScaling::Dynamic(DynamicLossScale::default())),
+    ] {
+        let precision = Precision { compute, ..Precision::default() };
+        let config = ZeroConfig { precision, ..ZeroConfig::default() };
+        assert_eq!((config.loss_scaling(), config.precision.reduce()), (expected, compute));
+        let chosen = LossScaling::Static { scale: 8.0 };
+        assert_eq!(ZeroConfig { loss_scale: Some(chosen), ..config }.loss_scaling(), chosen);
+    }
 }
 
 #[test]
@@ -162,8 +364,9 @@ fn a_threshold_without_effect_is_refused() {
 fn every_key_but_those_not_set_is_written() {
     assert_eq!(
         ZeroConfig::default().to_toml(),
-        "stage = 3\nbucket_bytes = 4194304\npersistence_threshold = 10000\nalignment = 1\nseed = 0\n\
-         deadline_seconds = 300.0\n"
+        "stage = 3\nbucket_bytes = 4194304\noverlap = true\npersistence_threshold = 10000\n\
+         lookahead_bytes = 67108864\nreuse_bytes = 0\nalignment = 1\nseed = 0\ndeadline_seconds = 300.0\n\
+         precision.compute = \"f32\"\nprecision.accumulate = \"f32\"\nprecision.optimizer_state = \"f32\"\n"
     );
 }
 
@@ -174,7 +377,12 @@ fn a_section_of_another_document_reads_and_writes_alike() {
         steps: usize,
         zero: ZeroConfig,
     }
-    let zero = ZeroConfig { stage: Stage::One, clip_norm: Some(0.5), ..ZeroConfig::default() };
+    let zero = ZeroConfig {
+        stage: Stage::One,
+        clip_norm: Some(0.5),
+        loss_scale: Some(LossScaling::Static { scale: 0.5 }),
+        ..ZeroConfig::default()
+    };
     let job = Job { steps: 3, zero };
     assert_eq!(toml::from_str::<Job>(&toml::to_string(&job).unwrap()).unwrap(), job);
     assert_eq!(serde_json::from_str::<Job>(&serde_json::to_string(&job).unwrap()).unwrap(), job);
@@ -212,6 +420,40 @@ fn the_nearest_of_equally_near_words_is_the_first() {
     assert_eq!(nearest("stage", []), None);
 }
 
+/// Every loss scaling that a configuration can hold.
+fn loss_scalings() -> impl Strategy<Value = LossScaling> {
+    let count = || (1..=u32::MAX).prop_map(|count| NonZeroU32::new(count).unwrap());
+    let at_min = prop::sample::select(vec![AtMinScale::Error, AtMinScale::Skip]);
+    let scale = || LossScaling::MIN..=LossScaling::MAX;
+    let dynamic = (scale(), scale(), 1.001..1e30, count(), count(), any::<bool>(), at_min).prop_map(
+        |(one, other, factor, window, hysteresis, consecutive_hysteresis, at_min)| {
+            LossScaling::Dynamic(DynamicLossScale {
+                initial_scale: one.max(other),
+                factor,
+                window,
+                hysteresis,
+                consecutive_hysteresis,
+                min_scale: one.min(other),
+                at_min,
+            })
+        },
+    );
+    prop_oneof![scale().prop_map(|scale| LossScaling::Static { scale }), dynamic]
+}
+
+fn precisions() -> impl Strategy<Value = Precision> {
+    let float = || prop::sample::select(vec![DType::F32, DType::BF16, DType::F16]);
+    let state = prop::sample::select(vec![DType::F32, DType::BF16]);
+    (float(), prop::option::of(float()), float(), state).prop_map(
+        |(compute, reduce, accumulate, optimizer_state)| Precision {
+            compute,
+            reduce,
+            accumulate,
+            optimizer_state,
+        },
+    )
+}
+
 proptest! {
     #[test]
     fn a_valid_configuration_reads_back_as_written(
@@ -222,11 +464,25 @@ proptest! {
         clip_norm in prop::option::of(f64::MIN_POSITIVE..f64::MAX),
         seed in 0..=i64::MAX as u64,
         deadline_seconds in 1e-6..1e18,
+        (lookahead, live, reuse) in
+            (0..=i64::MAX as u64, prop::option::of(0..=i64::MAX as u64), 0..=i64::MAX as u64),
+        overlap in any::<bool>(),
+        reduce_gradients in
+            prop::option::of(prop::sample::select(vec![ReduceGradients::AtStep, ReduceGradients::EveryBackward])),
+        precision in precisions(),
+        loss_scale in prop::option::of(loss_scalings()),
     ) {
         let default = ZeroConfig::default();
         let config = ZeroConfig {
             stage,
             bucket_bytes: Bytes::new(bucket_bytes),
+            reduce_gradients,
+            overlap,
+            lookahead_bytes: Bytes::new(lookahead),
+            live_bytes: live.map(Bytes::new),
+            reuse_bytes: Bytes::new(reuse),
+            precision,
+            loss_scale,
             persistence_threshold:
                 if stage.shards_parameters() { threshold } else { default.persistence_threshold },
             alignment: alignment.try_into().unwrap(),

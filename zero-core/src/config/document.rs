@@ -1,20 +1,55 @@
 //! A configuration file before its keys are understood.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
-use super::value::Value;
+use super::ConfigError;
+use super::key::{self, KEYS};
+use super::value::{self, Value};
 
 /// The entries of a file's table in order, repeated keys included, whatever the format of the file.
-///
-/// A map would drop all but the last of several equal keys, and JSON parsers do not refuse them.
 pub(super) struct Document(Vec<(String, Value)>);
 
 impl Document {
-    pub(super) fn entries(self) -> impl Iterator<Item = (String, Value)> {
-        self.0.into_iter()
+    /// The values by the positions of their keys in [`KEYS`]; unknown and repeated keys are refused.
+    ///
+    /// A key of an inner table is found by either spelling: `{"precision": {"compute": "bf16"}}` or
+    /// `{"precision.compute": "bf16"}`.
+    pub(super) fn resolve(self) -> Result<BTreeMap<usize, Value>, ConfigError> {
+        let mut found = BTreeMap::new();
+        let mut tables = Vec::new();
+        for (name, value) in self.0 {
+            let Some(table) = key::table(&name) else {
+                place(&mut found, &name, value)?;
+                continue;
+            };
+            if tables.contains(&table) {
+                return Err(ConfigError::DuplicateKey { key: table });
+            }
+            tables.push(table);
+            match value {
+                Value::Table(entries) => entries
+                    .into_iter()
+                    .try_for_each(|(name, value)| place(&mut found, &format!("{table}.{name}"), value))?,
+                Value::Nothing => {}
+                other => {
+                    let found = other.describe();
+                    return Err(ConfigError::WrongType { key: table, expected: "a table", found });
+                }
+            }
+        }
+        Ok(found)
+    }
+}
+
+fn place(found: &mut BTreeMap<usize, Value>, name: &str, value: Value) -> Result<(), ConfigError> {
+    let position = KEYS.iter().position(|key| key.name == name).ok_or_else(|| key::unknown(name))?;
+    match found.insert(position, value) {
+        None => Ok(()),
+        Some(_) => Err(ConfigError::DuplicateKey { key: KEYS[position].name }),
     }
 }
 
@@ -29,12 +64,8 @@ impl<'de> Deserialize<'de> for Document {
                 f.write_str("a table of keys and values")
             }
 
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Document, A::Error> {
-                let mut entries = Vec::new();
-                while let Some(entry) = map.next_entry()? {
-                    entries.push(entry);
-                }
-                Ok(Document(entries))
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Document, A::Error> {
+                value::entries(map).map(Document)
             }
         }
 

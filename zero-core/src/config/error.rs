@@ -57,6 +57,45 @@ pub enum ConfigError {
         /// The numbers that exist.
         allowed: &'static str,
     },
+    /// A value is not one of the few that a key takes.
+    #[error("`{key}` is {found}; it must be {allowed}")]
+    Choice {
+        /// The key.
+        key: &'static str,
+        /// What was found.
+        found: String,
+        /// The values it takes, as the end of the message.
+        allowed: String,
+    },
+    /// A key is set, but not the one that gives it a meaning, or that one to a value where it has none.
+    #[error("`{key}` is set, but it has a meaning only with {needs}; set that, or remove `{key}`")]
+    KeyNeeds {
+        /// The key.
+        key: &'static str,
+        /// The entry it needs.
+        needs: &'static str,
+    },
+    /// A key is not set, but another one cannot do without.
+    #[error("`{key}` is not set, but {because}; write {example}")]
+    Missing {
+        /// The key.
+        key: &'static str,
+        /// What it is needed for.
+        because: &'static str,
+        /// An entry that would do.
+        example: &'static str,
+    },
+    /// A dynamic loss scale would begin below its minimum.
+    #[error(
+        "loss_scale.initial_scale is {initial}, but loss_scale.min_scale is {min}; raise the first or lower the \
+         second"
+    )]
+    InitialScale {
+        /// The initial scale given.
+        initial: f64,
+        /// The minimum given.
+        min: f64,
+    },
     /// A bucket could not hold a single gradient.
     #[error(
         "bucket_bytes is {bytes}, but one f32 gradient takes 4 bytes; choose at least 4, better a few MiB"
@@ -97,15 +136,24 @@ pub enum ConfigError {
 }
 
 impl ConfigError {
-    pub(super) fn unknown_key(
-        key: String,
-        known: impl IntoIterator<Item = &'static str, IntoIter: Clone>,
-    ) -> Self {
-        let known = known.into_iter();
-        let hint = match nearest(&key, known.clone()) {
-            Some(near) => format!("did you mean `{near}`?"),
-            None => format!("known keys are {}", known.collect::<Vec<_>>().join(", ")),
+    /// A key `name` that is not one of `known` in its table; `prefix` is the table with a point, or empty.
+    pub(super) fn unknown_key(prefix: &str, name: &str, known: &[&'static str]) -> Self {
+        let hint = match nearest(name, known.iter().copied()) {
+            Some(near) => format!("did you mean `{prefix}{near}`?"),
+            None => {
+                let known: Vec<_> = known.iter().map(|name| format!("{prefix}{name}")).collect();
+                format!("known keys are {}", known.join(", "))
+            }
         };
-        Self::UnknownKey { key, hint }
+        Self::UnknownKey { key: format!("{prefix}{name}"), hint }
+    }
+
+    /// Words as a message lists them: `"a", "b" or "c"`.
+    pub(crate) fn list(words: impl IntoIterator<Item = &'static str>) -> String {
+        let quoted: Vec<String> = words.into_iter().map(|word| format!("{word:?}")).collect();
+        match quoted.split_last() {
+            Some((last, rest)) if !rest.is_empty() => format!("{} or {last}", rest.join(", ")),
+            _ => quoted.concat(),
+        }
     }
 }

@@ -16,7 +16,8 @@ pub(super) enum Value {
     Float(f64),
     Text(String),
     Array,
-    Table,
+    /// Its entries in order, repeated keys included.
+    Table(Vec<(String, Self)>),
 }
 
 impl Value {
@@ -30,7 +31,7 @@ impl Value {
             Self::Text(text) if text.chars().count() <= 40 => format!("the string {self}"),
             Self::Text(_) => "a long string".into(),
             Self::Array => "an array".into(),
-            Self::Table => "a table".into(),
+            Self::Table(_) => "a table".into(),
         }
     }
 }
@@ -47,7 +48,7 @@ impl fmt::Display for Value {
             Self::Float(value) => write!(f, "{value:?}"),
             Self::Text(value) => write!(f, "{value:?}"),
             Self::Array => f.write_str("[..]"),
-            Self::Table => f.write_str("{..}"),
+            Self::Table(_) => f.write_str("{..}"),
         }
     }
 }
@@ -63,7 +64,8 @@ impl Serialize for Value {
             },
             Self::Float(value) => serializer.serialize_f64(*value),
             Self::Text(value) => serializer.serialize_str(value),
-            Self::Nothing | Self::Array | Self::Table => serializer.serialize_unit(),
+            Self::Table(entries) => serializer.collect_map(entries.iter().map(|(key, value)| (key, value))),
+            Self::Nothing | Self::Array => serializer.serialize_unit(),
         }
     }
 }
@@ -112,12 +114,22 @@ impl<'de> Deserialize<'de> for Value {
                 Ok(Value::Array)
             }
 
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Value, A::Error> {
-                while map.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
-                Ok(Value::Table)
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Value, A::Error> {
+                entries(map).map(Value::Table)
             }
         }
 
         deserializer.deserialize_any(Any)
     }
+}
+
+/// The entries of a table in order, repeated keys included.
+///
+/// A map would drop all but the last of several equal keys, and JSON parsers do not refuse them.
+pub(super) fn entries<'de, A: MapAccess<'de>>(mut map: A) -> Result<Vec<(String, Value)>, A::Error> {
+    let mut entries = Vec::new();
+    while let Some(entry) = map.next_entry()? {
+        entries.push(entry);
+    }
+    Ok(entries)
 }
