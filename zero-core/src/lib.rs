@@ -42,7 +42,8 @@
 //! - `unit`: [`Unit`], parameters needed together.
 //! - `stage`: [`Stage`], what is sharded.
 //! - `precision`: [`Precision`], the element types of training.
-//! - `loss_scale`: [`LossScaling`], how the loss is scaled.
+//! - `loss_scaling`, `loss_scale`: [`LossScaling`], how the loss is to be scaled, and [`LossScale`], the scale and
+//!   how it changes.
 //! - `reduction`: [`ReduceGradients`], when gradients are reduced.
 //! - [`memory`]: bytes per rank, from the layout.
 //! - `estimate`: what DeepSpeed would estimate, [`deepspeed_zero2`] and [`deepspeed_zero3`].
@@ -61,6 +62,7 @@ mod estimate;
 mod fingerprint;
 mod layout;
 mod loss_scale;
+mod loss_scaling;
 pub mod memory;
 mod nearest;
 mod parameter;
@@ -78,7 +80,8 @@ pub use config::{ConfigError, ZeroConfig};
 pub use dtype::DType;
 pub use estimate::{DeepSpeedEstimate, DeepSpeedJob, DeepSpeedOffload, deepspeed_zero2, deepspeed_zero3};
 pub use layout::{Layout, LayoutError, LayoutOptions};
-pub use loss_scale::{AtMinScale, DynamicLossScale, LossScaling};
+pub use loss_scale::{LossScale, MinScaleReached};
+pub use loss_scaling::{AtMinScale, DynamicLossScale, LossScaling};
 pub use memory::{MemoryPlan, OptimizerCost, StateBytes};
 pub use nearest::nearest;
 pub use parameter::{Parameter, ParameterIndex, ParameterSpec};

@@ -1,102 +1,153 @@
-//! How the loss is scaled, so that small gradients survive 16 bits.
-
-use std::num::NonZeroU32;
+//! The scale of the loss, and how it changes.
 
 use serde::{Deserialize, Serialize};
+use thiserror::Error;
 
-use crate::ConfigError;
+use crate::{AtMinScale, ConfigError, LossScaling};
 
-/// How the factor is chosen that the loss, and with it every gradient, is multiplied by in backward.
+/// What the loss is multiplied by before backward, so that small gradients survive 16 bits; gradients are
+/// divided by the scale that they were computed with.
+///
+/// A dynamic scale falls on overflow and grows after a window of steps without. It is a pure function of its
+/// policy and of the updates, so that ranks that agree on every overflow agree on the scale.
+///
+/// Source: `DynamicLossScaler` of `deepspeed/runtime/fp16/loss_scaler.py`, version 0.19.6, which this follows
+/// step by step; only, here a scale never exceeds [`LossScaling::MAX`].
+///
+/// ```
+/// use zero_core::{DynamicLossScale, LossScale, LossScaling};
+///
+/// let mut scale = LossScale::new(LossScaling::Dynamic(DynamicLossScale::default()));
+/// assert_eq!(scale.scale(), 65536.0);
+/// scale.update(true)?; // hysteresis
+/// assert_eq!(scale.scale(), 65536.0);
+/// scale.update(true)?;
+/// assert_eq!(scale.scale(), 32768.0);
+/// # Ok::<(), zero_core::MinScaleReached>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(tag = "mode", rename_all = "kebab-case")]
-pub enum LossScaling {
-    /// Always the same. A step whose gradients are not finite is skipped.
-    Static {
-        /// The factor; 1 scales nothing.
-        scale: f64,
-    },
-    /// As large as gradients allow.
-    Dynamic(DynamicLossScale),
+#[serde(try_from = "Saved")]
+pub struct LossScale {
+    scaling: LossScaling,
+    scale: f64,
+    /// Steps since the last overflow, or since the beginning.
+    clean_steps: u64,
+    /// The scale falls with this many further overflows; at least 1.
+    tolerance: u32,
 }
 
-impl LossScaling {
-    /// The loss as it is.
-    pub const NONE: Self = Self::Static { scale: 1.0 };
-    /// The smallest scale: the reciprocals of this and of all larger ones are finite f32 numbers.
-    pub const MIN: f64 = f32::MIN_POSITIVE as f64;
-    /// The largest scale: its reciprocal is the smallest normal f32 number. A dynamic one stops growing here.
-    pub const MAX: f64 = 1.0 / Self::MIN;
+impl LossScale {
+    /// The first scale of a policy that a [valid](crate::ZeroConfig::validate) configuration holds.
+    pub const fn new(scaling: LossScaling) -> Self {
+        let (scale, tolerance) = match scaling {
+            LossScaling::Static { scale } => (scale, 1),
+            LossScaling::Dynamic(dynamic) => (dynamic.initial_scale, dynamic.hysteresis.get()),
+        };
+        Self { scaling, scale, clean_steps: 0, tolerance }
+    }
 
-    pub(crate) fn validate(&self) -> Result<(), ConfigError> {
-        let scale = |key, scale: f64| {
-            if (Self::MIN..=Self::MAX).contains(&scale) {
-                return Ok(());
+    /// This scale and its history under another policy, for a run that goes on with a changed configuration. If
+    /// either policy is static, a new one begins.
+    pub fn with_scaling(self, scaling: LossScaling) -> Self {
+        match (self.scaling, scaling) {
+            (LossScaling::Dynamic(_), LossScaling::Dynamic(dynamic)) => Self {
+                scaling,
+                scale: self.scale.max(dynamic.min_scale),
+                clean_steps: self.clean_steps,
+                tolerance: self.tolerance.min(dynamic.hysteresis.get()),
+            },
+            _ => Self::new(scaling),
+        }
+    }
+
+    /// The policy.
+    pub const fn scaling(&self) -> LossScaling {
+        self.scaling
+    }
+
+    /// What the loss of the next step is multiplied by.
+    pub const fn scale(&self) -> f64 {
+        self.scale
+    }
+
+    /// Takes note of a step: whether any gradient of any rank was not finite. If so, the step has to be
+    /// skipped.
+    ///
+    /// # Errors
+    ///
+    /// [`MinScaleReached`] if a dynamic scale should fall but is at its minimum, and the policy calls that an
+    /// error. The scale stays as it was.
+    pub fn update(&mut self, overflow: bool) -> Result<(), MinScaleReached> {
+        let LossScaling::Dynamic(dynamic) = self.scaling else {
+            return Ok(());
+        };
+        if overflow {
+            if self.tolerance > 1 {
+                self.tolerance -= 1;
+            } else if self.scale > dynamic.min_scale {
+                // The tolerance stays used up: the next overflow lowers the scale at once.
+                self.scale = (self.scale / dynamic.factor).max(dynamic.min_scale);
+            } else if dynamic.at_min == AtMinScale::Error {
+                return Err(MinScaleReached { scale: self.scale });
             }
-            let allowed = "from 2^-126 to 2^126, so that it and its reciprocal are f32 numbers";
-            Err(ConfigError::OutOfRange { key, found: scale.to_string(), allowed })
-        };
-        let dynamic = match self {
-            Self::Static { scale: factor } => return scale("loss_scale.scale", *factor),
-            Self::Dynamic(dynamic) => dynamic,
-        };
-        scale("loss_scale.initial_scale", dynamic.initial_scale)?;
-        scale("loss_scale.min_scale", dynamic.min_scale)?;
-        if dynamic.min_scale > dynamic.initial_scale {
-            return Err(ConfigError::InitialScale { initial: dynamic.initial_scale, min: dynamic.min_scale });
+            self.clean_steps = 0;
+            return Ok(());
         }
-        if !(dynamic.factor > 1.0 && dynamic.factor <= Self::MAX) {
-            return Err(ConfigError::OutOfRange {
-                key: "loss_scale.factor",
-                found: dynamic.factor.to_string(),
-                allowed: "above 1 and at most 2^126, such as 2",
-            });
+        // The step that completes a window of clean steps does not count: growth comes with the one after it.
+        let grows = self.clean_steps > 0 && self.clean_steps % u64::from(dynamic.window.get()) == 0;
+        if grows || dynamic.consecutive_hysteresis {
+            self.tolerance = dynamic.hysteresis.get();
         }
+        if grows && self.scale * dynamic.factor <= LossScaling::MAX {
+            self.scale *= dynamic.factor;
+        }
+        self.clean_steps = self.clean_steps.saturating_add(1);
         Ok(())
     }
 }
 
-/// A scale that grows while gradients stay finite, and falls when they overflow.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct DynamicLossScale {
-    /// The first scale.
-    pub initial_scale: f64,
-    /// The scale is multiplied or divided by this; above 1.
-    pub factor: f64,
-    /// Steps without overflow until the scale grows.
-    pub window: NonZeroU32,
-    /// The scale falls with this many overflows; with fewer, their steps are skipped alone.
-    pub hysteresis: NonZeroU32,
-    /// Whether one step without overflow forgives earlier overflows, or only growth does.
-    pub consecutive_hysteresis: bool,
-    /// The scale does not fall below this.
-    pub min_scale: f64,
-    /// What an overflow at the minimum is.
-    pub at_min: AtMinScale,
+/// Gradients overflowed although the loss scale was at its minimum.
+#[derive(Clone, Copy, Debug, PartialEq, Error)]
+#[error(
+    "gradients overflow at the smallest loss scale, {scale}: either the model or its data yields values that \
+     are not finite, or loss_scale.min_scale is too large; loss_scale.at_min = \"skip\" skips such steps"
+)]
+pub struct MinScaleReached {
+    /// The scale.
+    pub scale: f64,
 }
 
-impl Default for DynamicLossScale {
-    /// What DeepSpeed takes by default.
-    fn default() -> Self {
-        Self {
-            initial_scale: 65536.0,
-            factor: 2.0,
-            window: NonZeroU32::MIN.saturating_add(999),
-            hysteresis: NonZeroU32::MIN.saturating_add(1),
-            consecutive_hysteresis: false,
-            min_scale: 1.0,
-            at_min: AtMinScale::Error,
+/// A [`LossScale`] as stored, before it is known whether updates could have made it.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Saved {
+    scaling: LossScaling,
+    scale: f64,
+    clean_steps: u64,
+    tolerance: u32,
+}
+
+#[derive(Debug, Error)]
+enum SavedError {
+    #[error(transparent)]
+    Scaling(#[from] ConfigError),
+    #[error("a loss scale of {scale} with a tolerance of {tolerance} is none that its policy leads to")]
+    State { scale: f64, tolerance: u32 },
+}
+
+impl TryFrom<Saved> for LossScale {
+    type Error = SavedError;
+
+    fn try_from(saved: Saved) -> Result<Self, SavedError> {
+        let Saved { scaling, scale, clean_steps, tolerance } = saved;
+        scaling.validate()?;
+        let (scales, most) = match scaling {
+            LossScaling::Static { scale } => (scale..=scale, 1),
+            LossScaling::Dynamic(dynamic) => (dynamic.min_scale..=LossScaling::MAX, dynamic.hysteresis.get()),
+        };
+        if !(scales.contains(&scale) && (1..=most).contains(&tolerance)) {
+            return Err(SavedError::State { scale, tolerance });
         }
+        Ok(Self { scaling, scale, clean_steps, tolerance })
     }
-}
-
-/// What an overflow is when the scale should fall but is at its minimum already.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum AtMinScale {
-    /// An error: gradients overflow for another reason than the scale.
-    #[default]
-    Error,
-    /// One more skipped step.
-    Skip,
 }
