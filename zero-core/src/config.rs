@@ -11,7 +11,10 @@ use std::time::Duration;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::{Bytes, DType, DynamicLossScale, LayoutOptions, LossScaling, Precision, ReduceGradients, Stage};
+use crate::{
+    Bytes, DType, DynamicLossScale, LayoutOptions, LookAheadOptions, LossScaling, Precision, ReduceGradients,
+    Stage,
+};
 use document::Document;
 pub use error::ConfigError;
 use key::{KEYS, SCALE};
@@ -200,6 +203,15 @@ impl ZeroConfig {
             alignment: self.alignment,
             bucket_bytes: self.bucket_bytes,
             persistence_threshold: self.persistence_threshold,
+        }
+    }
+
+    /// What a [`LookAhead`](crate::LookAhead) takes from the configuration.
+    pub fn lookahead_options(&self) -> LookAheadOptions {
+        LookAheadOptions {
+            lookahead_bytes: self.lookahead_bytes,
+            live_bytes: self.live_bytes,
+            reuse_bytes: self.reuse_bytes,
         }
     }
 

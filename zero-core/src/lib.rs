@@ -47,6 +47,7 @@
 //! - `reduction`: [`ReduceGradients`], when gradients are reduced.
 //! - [`memory`]: bytes per rank, from the layout.
 //! - `estimate`: what DeepSpeed would estimate, [`deepspeed_zero2`] and [`deepspeed_zero3`].
+//! - `schedule`: [`LookAhead`], which parameters are gathered before they are needed, and which are kept.
 //! - `config`: [`ZeroConfig`], what a user chooses, from TOML or JSON.
 //! - `nearest`: [`nearest()`], the key somebody meant.
 //!
@@ -71,6 +72,7 @@ mod precision;
 mod rank;
 mod reduction;
 mod reshard;
+mod schedule;
 mod stage;
 mod unit;
 
@@ -90,5 +92,6 @@ pub use precision::Precision;
 pub use rank::{Rank, WorldSize};
 pub use reduction::ReduceGradients;
 pub use reshard::{Move, ReshardError, reshard};
+pub use schedule::{LookAhead, LookAheadOptions, LookAheadStatistics, Step};
 pub use stage::{Stage, StageError};
 pub use unit::Unit;

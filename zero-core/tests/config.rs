@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use zero_core::{
-    AtMinScale, Bytes, ConfigError, DType, DynamicLossScale, LayoutOptions, LossScaling, Precision,
-    ReduceGradients, Stage, ZeroConfig, nearest,
+    AtMinScale, Bytes, ConfigError, DType, DynamicLossScale, LayoutOptions, LookAheadOptions, LossScaling,
+    Precision, ReduceGradients, Stage, ZeroConfig, nearest,
 };
 
 /// The message about a TOML text that has to be refused.
@@ -394,8 +394,9 @@ fn a_section_of_another_document_reads_and_writes_alike() {
 }
 
 #[test]
-fn layout_options_and_the_deadline_come_from_the_configuration() {
-    let text = "bucket_bytes = 64\npersistence_threshold = 5\nalignment = 2\ndeadline_seconds = 0.25";
+fn options_of_layout_and_look_ahead_and_the_deadline_come_from_the_configuration() {
+    let text = "bucket_bytes = 64\npersistence_threshold = 5\nalignment = 2\ndeadline_seconds = 0.25\n\
+                lookahead_bytes = 1\nlive_bytes = 2\nreuse_bytes = 3";
     let config = ZeroConfig::from_toml(text).unwrap();
     let options = LayoutOptions {
         alignment: NonZeroUsize::new(2).unwrap(),
@@ -403,6 +404,12 @@ fn layout_options_and_the_deadline_come_from_the_configuration() {
         persistence_threshold: 5,
     };
     assert_eq!(config.layout_options(), options);
+    let options = LookAheadOptions {
+        lookahead_bytes: Bytes::new(1),
+        live_bytes: Some(Bytes::new(2)),
+        reuse_bytes: Bytes::new(3),
+    };
+    assert_eq!(config.lookahead_options(), options);
     assert_eq!(config.deadline(), Duration::from_millis(250));
 }
 
