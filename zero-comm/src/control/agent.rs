@@ -16,7 +16,10 @@ use super::handshake::{self, HandshakeError};
 use super::join_error::JoinError;
 use super::message::{FromRank, Hello, PURPOSE, Roster, ToRank};
 use super::{Timed, Token, tune};
+use crate::clock::FOREVER;
 use crate::failure::Failure;
+#[cfg(test)]
+use crate::process::Notice;
 use crate::process::{Finish, Standing};
 use crate::{CommError, LossCause, lock};
 
@@ -146,8 +149,10 @@ impl Connection {
         agent
             .spawn("zero-comm-notices", move || {
                 for notice in notified {
-                    // A line that is broken is the reader's business.
-                    let _ = line.send(&FromRank::Notice(notice));
+                    // A line that is broken is the reader's business, too.
+                    if let Err(error) = line.send(&FromRank::Notice(notice)) {
+                        tracing::warn!(%error, "could not tell the coordinator");
+                    }
                 }
             })
             .map_err(system)?;
@@ -155,8 +160,11 @@ impl Connection {
     }
 }
 
-/// What is as good as for ever, and fits all clocks.
-const FOREVER: Duration = Duration::from_secs(365 * 24 * 3600);
+/// Whether a rank can tell the coordinator.
+#[cfg(test)]
+pub(crate) fn fits_a_notice(notice: &Notice) -> bool {
+    frame::encode(&FromRank::Notice(notice.clone()), MAX_FROM_RANK).is_ok()
+}
 
 fn send(stream: &mut impl Write, message: &FromRank) -> io::Result<()> {
     let frame = frame::encode(message, MAX_FROM_RANK).map_err(io::Error::other)?;
@@ -213,7 +221,8 @@ impl Line {
             ToRank::Ping => self.send(&FromRank::Pong)?,
             ToRank::Ask(lane) => {
                 let recorder = standing.recorder();
-                let begun = lane.and_then(|lane| recorder.begun().get(&lane).copied()).unwrap_or(0);
+                // What is forgotten was not left out.
+                let begun = lane.map_or(0, |lane| recorder.begun_in(lane).unwrap_or(u64::MAX));
                 self.send(&FromRank::State { begun, records: recorder.records() })?;
             }
             ToRank::Verdict(failure) => standing.settle(failure),

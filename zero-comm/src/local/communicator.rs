@@ -239,7 +239,7 @@ impl Communicator for LocalCommunicator {
         let peer = self
             .place()
             .other("the sender", from)
-            .map_err(|reason| self.refuse(OpKind::Recv, label, reason))?;
+            .map_err(|reason| self.refuse(OpKind::Receive, label, reason))?;
         let request = Request::Receive { dtype: buffer.dtype(), length: buffer.len() };
         let lane = Lane::Receive(self.group.id(), self.group.members()[peer]);
         let pair = self.group.pair(peer, self.position);
@@ -320,6 +320,12 @@ impl Communicator for LocalCommunicator {
 
     fn abort(&self, reason: &str) {
         self.health().fail(Failure::Aborted { rank: self.presence.rank(), reason: reason.to_owned() });
+    }
+}
+
+impl Drop for LocalCommunicator {
+    fn drop(&mut self) {
+        self.presence.recorder().leave(self.group.id());
     }
 }
 

@@ -289,7 +289,7 @@ mod tests {
         };
         let outcomes = outcomes(3, launch);
         assert_eq!(outcomes[2], Ok(()));
-        let expected = [(11, OpKind::Send, "3 x f32", "m"), (10, OpKind::Recv, "4 x f32", "m")];
+        let expected = [(11, OpKind::Send, "3 x f32", "m"), (10, OpKind::Receive, "4 x f32", "m")];
         assert_eq!(mismatch(&outcomes[..2]), expected);
     }
 

@@ -268,7 +268,7 @@ impl Communicator for ProcessCommunicator {
         let peer = self
             .place()
             .other("the sender", from)
-            .map_err(|reason| self.refuse(OpKind::Recv, label, reason))?;
+            .map_err(|reason| self.refuse(OpKind::Receive, label, reason))?;
         let request = Request::Receive { dtype: buffer.dtype(), length: buffer.len() };
         self.message(Direction::In, peer, request, label, Cast::Take(buffer.bytes_mut()))
     }

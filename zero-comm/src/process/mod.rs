@@ -11,7 +11,6 @@ mod group;
 mod host;
 mod host_id;
 mod hosts;
-mod last_words;
 mod meet;
 mod mesh;
 mod mesh_plane;

@@ -68,7 +68,7 @@ impl<'a> Wait<'a> {
         self.standing.check(kind, label)?;
         let gone = expected.iter().filter_map(|(rank, lane)| {
             let finish = self.standing.finish_of(*rank)?;
-            let begun = finish.begun.get(lane).copied().unwrap_or(0);
+            let begun = finish.begun.of(*lane)?;
             (begun < sequence).then_some((finish.order, *rank))
         });
         if let Some((_, rank)) = gone.min() {
