@@ -85,6 +85,7 @@ mod nccl;
 mod op;
 mod panic;
 mod process;
+mod reading;
 mod reduce;
 mod request;
 mod tcp;

@@ -13,10 +13,11 @@ use super::channel::{Channel, Purpose};
 use super::counters::Counters;
 use super::door::Door;
 use super::links::TcpLinks;
-use super::service::{ANSWER, Answer, REQUEST, Request, Service};
+use super::service::Service;
 use crate::control::Token;
 use crate::flight::GroupId;
 use crate::process::{Fabric, Incoming, Links, Outgoing, Standing, Wait};
+use crate::reading::{ReadAnswer, ReadRequest};
 use crate::windows::Windows;
 use crate::{CommError, WindowKey, lock};
 
@@ -152,28 +153,22 @@ impl Fabric for TcpFabric {
             Some(link) => link,
             None => self.links(vec![(peer, self.door.dial(peer, Purpose::Windows, wait)?)], wait)?,
         };
-        let length = into.len();
-        let request = Request { group, key, offset: offset as u64, length: length as u64 };
-        let request: [u8; REQUEST] = request.encode();
-        let mut answer = [0; ANSWER];
+        let request = ReadRequest::new(group, key, offset, into);
+        let mut answer = [0; ReadAnswer::BYTES];
         link.transfer(
-            &mut [Outgoing { peer: 0, bytes: &request, done: 0 }],
+            &mut [Outgoing { peer: 0, bytes: &request.encode(), done: 0 }],
             &mut [Incoming { peer: 0, bytes: &mut answer, done: 0 }],
             wait,
         )?;
-        let label = || wait.operation().label.to_owned();
-        let outcome = match Answer::decode(&answer) {
-            Some(Answer::Bytes) if length == 0 => Ok(()),
-            Some(Answer::Bytes) => {
-                link.transfer(&mut [], &mut [Incoming { peer: 0, bytes: into, done: 0 }], wait)
-            }
-            Some(Answer::Missing) => Err(CommError::WindowMissing { peer, key, label: label() }),
-            Some(Answer::Bounds(available)) => {
-                let (requested, available) = (length, usize::try_from(available).unwrap_or(usize::MAX));
-                Err(CommError::WindowBounds { peer, key, label: label(), offset, requested, available })
-            }
-            None => return Err(wait.broken(peer, "its answer to a read makes no sense")),
+        let Some(answer) = ReadAnswer::decode(&answer) else {
+            return Err(wait.broken(peer, "its answer to a read makes no sense"));
         };
+        let outcome = answer.check(peer, &request, wait).and_then(|()| {
+            if into.is_empty() {
+                return Ok(());
+            }
+            link.transfer(&mut [], &mut [Incoming { peer: 0, bytes: into, done: 0 }], wait)
+        });
         let is_usable = !matches!(
             outcome,
             Err(CommError::Timeout { .. } | CommError::PeerLost { .. } | CommError::Aborted { .. })
