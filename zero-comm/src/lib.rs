@@ -82,6 +82,7 @@ mod lock;
 mod mpi;
 #[cfg(feature = "nccl")]
 mod nccl;
+mod network;
 mod op;
 mod panic;
 mod process;

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::io::{self, Write};
-use std::net::{IpAddr, Shutdown, TcpStream, ToSocketAddrs};
+use std::net::{IpAddr, Shutdown, TcpStream};
 use std::sync::mpsc;
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
@@ -21,7 +21,7 @@ use crate::failure::Failure;
 #[cfg(test)]
 use crate::process::Notice;
 use crate::process::{Finish, Standing};
-use crate::{CommError, LossCause, lock};
+use crate::{CommError, LossCause, lock, network};
 
 /// How long to wait after a call that nobody answered.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -47,61 +47,47 @@ pub(crate) struct Agent {
 impl Connection {
     /// Calls the coordinator at `address`, until it answers or `patience` is over.
     pub(crate) fn connect(address: &str, token: &Token, patience: Duration) -> Result<Self, JoinError> {
-        let until = Instant::now().checked_add(patience);
-        let left = || until.map_or(CALL, |until| until.saturating_duration_since(Instant::now()));
+        let until = Instant::now() + patience.min(FOREVER);
+        let left = || until.saturating_duration_since(Instant::now());
         loop {
-            let source = match Self::call(address, token, left().min(CALL)) {
-                Ok(connection) => return Ok(connection),
+            match Self::call(address, token, (patience, until)) {
                 // A port that another program has just left may answer anything; what follows may be right.
-                Err(JoinError::Unreachable { source, .. }) => source,
-                Err(error) => return Err(error),
-            };
-            if left().is_zero() {
-                return Err(JoinError::Unreachable { address: address.to_owned(), after: patience, source });
+                Err(JoinError::Unreachable { .. }) if !left().is_zero() => thread::sleep(PAUSE.min(left())),
+                outcome => return outcome,
             }
-            thread::sleep(PAUSE.min(left()));
         }
     }
 
-    fn call(address: &str, token: &Token, patience: Duration) -> Result<Self, JoinError> {
+    /// One try of those that end at `until`, which is after `patience`.
+    fn call(address: &str, token: &Token, (patience, until): (Duration, Instant)) -> Result<Self, JoinError> {
+        let left = || until.saturating_duration_since(Instant::now());
         let address = address.to_owned();
         let unreachable =
             |source| JoinError::Unreachable { address: address.clone(), after: patience, source };
-        let resolved = match address.to_socket_addrs() {
-            Ok(resolved) => resolved,
+        let addresses = match network::resolve(&address, left().max(PAUSE)) {
+            Ok(addresses) => addresses,
             Err(source) if source.kind() == io::ErrorKind::InvalidInput => {
                 return Err(JoinError::Address { address, source });
             }
             // A name may become known.
             Err(source) => return Err(unreachable(source)),
         };
-        let until = Instant::now() + patience;
-        let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
-        for candidate in resolved {
-            match TcpStream::connect_timeout(&candidate, patience.max(PAUSE)) {
-                Err(error) => last = error,
-                Ok(stream) => {
-                    tune(&stream).map_err(unreachable)?;
-                    let mut timed = Timed::new(&stream, until.max(Instant::now() + PAUSE));
-                    return match handshake::connect(&mut timed, token, PURPOSE) {
-                        Ok(purpose) if purpose == PURPOSE => {
-                            Ok(Self { stream, address, token: token.clone() })
-                        }
-                        Ok(_) => Err(JoinError::Stranger { address, found: "it is a rank".to_owned() }),
-                        Err(HandshakeError::Io(error)) => Err(unreachable(error)),
-                        Err(HandshakeError::Version { theirs }) => {
-                            Err(JoinError::Version { address, theirs })
-                        }
-                        Err(HandshakeError::Refused) => Err(JoinError::Token { address }),
-                        Err(HandshakeError::Unproven) => Err(JoinError::Impostor { address }),
-                        Err(error @ (HandshakeError::Stranger | HandshakeError::TooLong(_))) => {
-                            Err(JoinError::Stranger { address, found: error.to_string() })
-                        }
-                    };
-                }
+        let limit = Instant::now() + left().clamp(PAUSE, CALL);
+        let time = limit.saturating_duration_since(Instant::now());
+        let stream = network::connect(&addresses, time).map_err(unreachable)?;
+        tune(&stream).map_err(unreachable)?;
+        let mut timed = Timed::new(&stream, limit.max(Instant::now() + PAUSE));
+        match handshake::connect(&mut timed, token, PURPOSE) {
+            Ok(purpose) if purpose == PURPOSE => Ok(Self { stream, address, token: token.clone() }),
+            Ok(_) => Err(JoinError::Stranger { address, found: "it is a rank".to_owned() }),
+            Err(HandshakeError::Io(error)) => Err(unreachable(error)),
+            Err(HandshakeError::Version { theirs }) => Err(JoinError::Version { address, theirs }),
+            Err(HandshakeError::Refused) => Err(JoinError::Token { address }),
+            Err(HandshakeError::Unproven) => Err(JoinError::Impostor { address }),
+            Err(error @ (HandshakeError::Stranger | HandshakeError::TooLong(_))) => {
+                Err(JoinError::Stranger { address, found: error.to_string() })
             }
         }
-        Err(unreachable(last))
     }
 
     /// The address of the interface by which the coordinator is reached.

@@ -5,16 +5,16 @@ use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
-use std::thread::{self, JoinHandle};
+use std::thread;
 
 use zero_core::Rank;
 
 use super::channel::{Channel, Purpose};
 use super::counters::Counters;
-use super::door::Door;
+use super::door::{self, Door};
 use super::links::TcpLinks;
 use super::service::Service;
-use crate::control::Token;
+use crate::control::{Reception, Token};
 use crate::flight::GroupId;
 use crate::process::{Fabric, Incoming, Links, Outgoing, Standing, Wait};
 use crate::reading::{ReadAnswer, ReadRequest};
@@ -36,7 +36,7 @@ pub(crate) struct TcpFabric {
     counters: Arc<Counters>,
     /// By rank: connections for reads that nobody uses now.
     idle: Mutex<HashMap<Rank, Vec<TcpLinks>>>,
-    accepting: Option<JoinHandle<()>>,
+    reception: Reception,
     may_spin: bool,
 }
 
@@ -44,7 +44,6 @@ impl TcpFabric {
     /// Listens at a free port of `interface`.
     pub(crate) fn bind(interface: IpAddr) -> io::Result<Unstarted> {
         let listener = TcpListener::bind((interface, 0))?;
-        listener.set_nonblocking(true)?;
         Ok(Unstarted { address: listener.local_addr()?, listener })
     }
 
@@ -86,19 +85,16 @@ impl Unstarted {
         let service = Arc::<Service>::default();
         let cores = thread::available_parallelism().map_or(1, usize::from);
         let may_spin = standing.size().get() <= cores;
-        let door = Arc::new(Door::new(Arc::clone(&standing), token, addresses, Arc::clone(&service))?);
-        let accepting = {
-            let (door, listener) = (Arc::clone(&door), self.listener);
-            let thread = thread::Builder::new().name("zero-comm-door".to_owned());
-            thread.spawn(move || door.keep(&listener))?
-        };
+        let (size, own) = (standing.size(), Arc::clone(&standing));
+        let door = Arc::new(Door::new(own, token.clone(), addresses, Arc::clone(&service)));
+        let reception = Reception::open(self.listener, token, door::PURPOSE, size, Arc::clone(&door))?;
         Ok(TcpFabric {
             standing,
             door,
             service,
             counters: Arc::default(),
             idle: Mutex::default(),
-            accepting: Some(accepting),
+            reception,
             may_spin,
         })
     }
@@ -182,13 +178,8 @@ impl Fabric for TcpFabric {
 
 impl Drop for TcpFabric {
     fn drop(&mut self) {
-        self.door.close();
+        self.reception.close();
         self.service.close();
-        if let Some(accepting) = self.accepting.take() {
-            if accepting.join().is_err() {
-                tracing::warn!("the thread that accepts connections panicked");
-            }
-        }
     }
 }
 
