@@ -138,6 +138,16 @@ pub enum CommError {
 }
 
 impl CommError {
+    /// What `operation` gets because of the same failure; an error that is the same for all stays as it is.
+    pub(crate) fn of(self, operation: OpKind, label: &str) -> Self {
+        let label = label.to_owned();
+        match self {
+            Self::PeerLost { rank, cause, .. } => Self::PeerLost { rank, cause, operation, label },
+            Self::Aborted { rank, reason, .. } => Self::Aborted { rank, reason, operation, label },
+            other => other,
+        }
+    }
+
     /// All that users and other ranks have a say in.
     pub(crate) fn texts_mut(&mut self) -> Vec<&mut String> {
         match self {

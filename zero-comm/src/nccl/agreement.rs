@@ -55,18 +55,11 @@ pub(super) fn agree(
 
 /// `error` of what is done here, as an error of the `operation` called `label` that it is done for.
 fn renamed(error: CommError, operation: OpKind, label: &str) -> CommError {
-    let label = label.to_owned();
     match error {
         CommError::Timeout { after, missing, label: old, .. } if old == LABEL => {
-            CommError::Timeout { operation, label, after, missing }
+            CommError::Timeout { operation, label: label.to_owned(), after, missing }
         }
-        CommError::PeerLost { rank, cause, label: old, .. } if old == LABEL => {
-            CommError::PeerLost { rank, cause, operation, label }
-        }
-        CommError::Aborted { rank, reason, label: old, .. } if old == LABEL => {
-            CommError::Aborted { rank, reason, operation, label }
-        }
-        other => other,
+        other => other.of(operation, label),
     }
 }
 
