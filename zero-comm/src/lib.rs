@@ -109,8 +109,8 @@ pub use control::{Coordinator, CoordinatorOptions, JoinError, Refusal, Token, To
 pub use cudarc;
 pub use element::Element;
 pub use environment::{
-    AddressFile, AddressFileError, EnvironmentError, FoundVariables, JobId, JobToken, Launch, Launcher,
-    Meeting, NodeListError, Surroundings, TorchStore, TorchStoreError, expand_node_list,
+    AddressFile, AddressFileError, EnvironmentError, FoundVariables, JobId, Launch, Launcher, Meeting,
+    NodeListError, Surroundings, TorchStore, TorchStoreError, expand_node_list,
 };
 pub use error::{Call, CommError, LossCause};
 pub use ext::CommunicatorExt;
