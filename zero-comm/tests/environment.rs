@@ -1,6 +1,5 @@
 //! Who a process is, for the variables that launchers set. The larger sets are those of real launchers: torchrun
 //! of PyTorch 2.15, Slurm 22.05, Open MPI 4.1 and 5.0, MPICH 5.0, Intel MPI 2021.19.
-#![cfg(unix)]
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;

@@ -1,7 +1,5 @@
 //! `zero-run` as a user runs it: what ranks are told, what becomes of their output, how jobs end.
 
-#![cfg(unix)]
-
 use std::collections::BTreeSet;
 use std::env;
 use std::fs;
