@@ -3,11 +3,10 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::clock::FOREVER;
+
 /// Between two looks.
 const PAUSE: Duration = Duration::from_millis(20);
-
-/// How long is as good as for ever: a year.
-const FOREVER: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
 /// The moment when `patience` is over.
 pub(super) fn after(patience: Duration) -> Instant {
@@ -41,7 +40,11 @@ pub(super) fn search<T, E, F>(
         if let Some(address) = look()? {
             match connect(&address, left()) {
                 Ok(found) => return Ok(Ok(found)),
-                Err(cause) => miss = Miss::Silent { address, cause },
+                Err(cause) => {
+                    // A secret may follow.
+                    let address = address.split_whitespace().next().unwrap_or_default().to_owned();
+                    miss = Miss::Silent { address, cause };
+                }
             }
         }
         thread::sleep(PAUSE.min(left()));

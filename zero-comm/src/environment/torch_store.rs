@@ -3,11 +3,12 @@
 use std::error::Error;
 use std::fmt;
 use std::io::{self, Read, Write};
-use std::net::{Shutdown, TcpStream, ToSocketAddrs};
+use std::net::{Shutdown, TcpStream};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use super::search::{Miss, after, search};
+use crate::network;
 
 /// What a client begins with.
 const MAGIC: u32 = 0x3c85_f7ce;
@@ -50,7 +51,7 @@ pub struct TorchStore {
 pub enum TorchStoreError {
     /// Nobody listens at the address.
     #[error(
-        "no store could be reached at {address} within {after:?}; see whether the launcher runs, and whether \
+        "no store could be reached at {address} within {after:?}: {source}; see whether the launcher runs, and whether \
          MASTER_ADDR and MASTER_PORT are its own"
     )]
     Unreachable {
@@ -77,7 +78,7 @@ pub enum TorchStoreError {
 
     /// The connection broke.
     #[error(
-        "store at {address}: the connection broke at {query} {key:?}; see whether the launcher has ended"
+        "store at {address}: the connection broke at {query} {key:?}: {source}; see whether the launcher has ended"
     )]
     Lost {
         /// The store.
@@ -119,15 +120,15 @@ pub enum TorchStoreError {
 
     /// An address was found, but nobody answered there.
     #[error(
-        "nobody answered at {found:?}, which the store at {address} has under {key:?}, within {after:?}; see \
-         what became of rank 0, and whether that address can be reached from here"
+        "nobody answered at {found:?}, which the store at {address} has under {key:?}, within {after:?}: \
+         {source}; see what became of rank 0, and whether that address can be reached from here"
     )]
     NobodyAnswers {
         /// The store.
         address: String,
         /// The key.
         key: String,
-        /// The address under the key.
+        /// The address under the key; what follows it there may be a secret, and is not shown.
         found: String,
         /// The time that all of this client's queries had together.
         after: Duration,
@@ -373,18 +374,9 @@ fn wire_key(key: &str) -> Vec<u8> {
 
 /// Tries every address of the host once, all within `left`.
 fn attempt(host: &str, port: u16, left: Duration) -> io::Result<TcpStream> {
-    let addresses: Vec<_> = (host, port).to_socket_addrs()?.collect();
-    let share = left.checked_div(u32::try_from(addresses.len()).unwrap_or(u32::MAX)).unwrap_or(left);
-    let mut failure = io::Error::new(io::ErrorKind::NotFound, "the host has no address");
-    for address in addresses {
-        // A timeout of zero is refused.
-        match TcpStream::connect_timeout(&address, share.max(Duration::from_millis(1))) {
-            Ok(stream) => {
-                stream.set_nodelay(true)?;
-                return Ok(stream);
-            }
-            Err(error) => failure = error,
-        }
-    }
-    Err(failure)
+    let start = Instant::now();
+    let addresses = network::resolve(&format!("{host}:{port}"), left)?;
+    let stream = network::connect(&addresses, left.saturating_sub(start.elapsed()))?;
+    stream.set_nodelay(true)?;
+    Ok(stream)
 }

@@ -6,13 +6,14 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::cli::LaunchOptions;
-use super::environment::{self, LAST_WORDS};
+use super::environment;
 use super::error::LaunchError;
 use super::job::GRACE_AFTER_FAILURE;
 use super::placement::Place;
 use super::rank::{Outlets, RankProcess};
 use super::remote::Order;
 use crate::Token;
+use crate::last_words::LAST_WORDS;
 
 /// Starts ranks of one job.
 pub(crate) struct Starter<'a> {
@@ -36,7 +37,7 @@ impl<'a> Starter<'a> {
         ranks: usize,
     ) -> Result<Self, LaunchError> {
         let working_folder = std::env::current_dir().map_err(LaunchError::NoFolder)?;
-        let mark = environment::random_digits::<16>().map_err(LaunchError::Random)?;
+        let mark = Token::generate().map_err(LaunchError::Random)?.to_hex();
         Ok(Self { cli, folder, working_folder, token, mark, rendezvous, ranks })
     }
 

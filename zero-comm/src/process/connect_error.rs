@@ -4,8 +4,8 @@ use std::io;
 use std::net::SocketAddr;
 
 use crate::CommError;
-use crate::control::{JoinError, TokenError};
-use crate::environment::{AddressFileError, TorchStoreError};
+use crate::control::JoinError;
+use crate::environment::{AddressFileError, EnvironmentError, TorchStoreError};
 
 /// Why a rank did not become part of a world of processes.
 #[derive(Debug, thiserror::Error)]
@@ -15,9 +15,9 @@ pub enum ConnectError {
     #[error(transparent)]
     Join(#[from] JoinError),
 
-    /// The job's token cannot be one.
-    #[error("ZERO_JOB_TOKEN: {0}")]
-    Token(#[from] TokenError),
+    /// The environment says what makes no sense.
+    #[error(transparent)]
+    Environment(#[from] EnvironmentError),
 
     /// The store of PyTorch's launcher did not tell where rank 0 is.
     #[error(transparent)]
@@ -37,9 +37,34 @@ pub enum ConnectError {
     },
 
     /// A host has no address.
-    #[error("no address is known for host {host:?}: {source}; see MASTER_ADDR")]
+    #[error("no address is known for host {host:?}: {source}; see whether MASTER_ADDR is right")]
     Resolve {
         /// The host.
+        host: String,
+        /// Why not.
+        source: io::Error,
+    },
+
+    /// No interface of this host leads to another.
+    #[error(
+        "cannot find the interface by which {host:?} is reached: {source}; see whether `ip route get` knows a \
+         way there, and whether MASTER_ADDR is the right host"
+    )]
+    Route {
+        /// The other host.
+        host: String,
+        /// Why not.
+        source: io::Error,
+    },
+
+    /// This host does not know its own address, which others need.
+    #[cfg(feature = "mpi")]
+    #[error(
+        "no address is known for {host:?}, which is this host's name: {source}; enter it in /etc/hosts, or \
+         make the name service know it"
+    )]
+    OwnName {
+        /// The name.
         host: String,
         /// Why not.
         source: io::Error,
@@ -50,8 +75,8 @@ pub enum ConnectError {
     Told(String),
 
     /// The operating system gives no random numbers.
-    #[error("cannot make a token for the job: {0}")]
-    Random(io::Error),
+    #[error("cannot make a token for the job: {0}; set ZERO_JOB_TOKEN to one")]
+    Random(#[source] io::Error),
 
     /// This host's memory or network cannot be used.
     #[error("cannot {action}: {source}{advice}")]

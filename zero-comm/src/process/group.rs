@@ -276,7 +276,7 @@ impl Surroundings {
     fn no_shared_memory(&self, error: &io::Error, wait: &Wait<'_>) -> CommError {
         let reason = format!(
             "it cannot share memory with the other ranks of its host: {error}; to have them talk over TCP, \
-             set ZERO_SHARED_MEMORY=off"
+             set ZERO_SHARED_MEMORY=off, or call `without_shared_memory`"
         );
         let failure = self.standing.fail(Failure::Aborted { rank: self.standing.rank(), reason });
         failure.error(wait.operation().kind, wait.operation().label)
@@ -309,6 +309,12 @@ impl Shared {
         let offset = hall(self.seats.len()).bytes() + index * PAIR.bytes();
         let segment = Segment::map(&self.file, offset as u64, PAIR.bytes());
         Some(segment.map(|segment| Hall::new(Arc::new(segment), 0, PAIR, end, ranks.to_vec())))
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        self.standing().recorder().leave(self.id);
     }
 }
 
