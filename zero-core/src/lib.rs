@@ -84,7 +84,7 @@ pub use estimate::{DeepSpeedEstimate, DeepSpeedJob, DeepSpeedOffload, deepspeed_
 pub use layout::{Layout, LayoutError, LayoutOptions};
 pub use loss_scale::{LossScale, MinScaleReached};
 pub use loss_scaling::{AtMinScale, DynamicLossScale, LossScaling};
-pub use memory::{MemoryPlan, OptimizerCost, StateBytes};
+pub use memory::{MemoryPlan, MemorySetup, OptimizerCost, StateBytes};
 pub use nearest::nearest;
 pub use parameter::{Parameter, ParameterIndex, ParameterSpec};
 pub use partition::Partition;

@@ -1,21 +1,26 @@
 //! Bytes per rank, computed from the layout that does the sharding.
 //!
-//! Master weights and gradients are f32; the compute dtype exists only in replicas and gathered parameters.
-//! With `n` elements of which `t` are trainable, `s` and `u` of them in the rank's shards, `c` bytes per
-//! element of the compute dtype and `o` of the optimizer, a rank holds when backward ends:
+//! Master weights are f32; the compute dtype exists in replicas, in gathered parameters and in the shards that
+//! gathers read. With `n` elements of which `t` are trainable, `s` and `u` of them in the rank's shards, and per
+//! element `c` bytes of the compute dtype, `a` of the dtype that gradients accumulate in and `o` of the
+//! optimizer, a rank holds when backward ends:
 //!
 //! | stage | parameters | gradients | optimizer |
 //! | --- | --- | --- | --- |
-//! | 0 | `4n`, and a replica `cn` unless computing in f32 | `4t` | `ot` |
-//! | 1 | `cn`, and masters `4s` unless computing in f32 | `4t` | `ou` |
-//! | 2 | as 1 | `4u` | `ou` |
-//! | 3 | persistent ones as 2, `4s` for the others | `4u` | `ou` |
+//! | 0 | `4n`, and a replica `cn` unless computing in f32 | `at` | `ot` |
+//! | 1 | `cn`, and masters `4s` unless computing in f32 | `at`; `au` if reduced in every backward | `ou` |
+//! | 2 | as 1 | `au`; `at` if reduced at the step | `ou` |
+//! | 3 | persistent ones as 2; `4s` for the others, and `cs` unless computing in f32 | as 2 | `ou` |
 //!
 //! When the compute dtype is f32 the master shard is a view into the replica, so it costs nothing. In a world
 //! of one, all stages then hold the same.
 //!
+//! What [`ReduceGradients`] costs, for a step of `b` backwards: `EveryBackward` exchanges every gradient `b` times
+//! and holds a bucket, of the dtype that gradients travel in, beside `au`; `AtStep` exchanges it once, and holds
+//! `a(t - u)` more from the first backward to the step.
+//!
 //! Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models",
-//! section 3.1 for what a training state is made of; the figures differ because gradients here are f32 at
+//! section 3.1 for what a training state is made of; the figures differ because gradients there are f16 at
 //! every stage.
 //!
 //! ```
@@ -35,16 +40,19 @@
 //! };
 //!
 //! assert_eq!(held(Stage::Zero), Bytes::new(4000 + 2000 + 4000 + 8000));
-//! assert_eq!(held(Stage::Three), Bytes::new(1000 + 1000 + 2000));
+//! assert_eq!(held(Stage::Three), Bytes::new(1000 + 500 + 1000 + 2000));
 //! # Ok::<(), zero_core::LayoutError>(())
 //! ```
 
-use crate::{Bucket, Bytes, DType, Layout, Parameter, Rank, Stage, WorldSize};
+use crate::{
+    Bucket, Bytes, DType, Layout, LookAheadOptions, Parameter, Precision, Rank, ReduceGradients, Stage,
+    WorldSize, ZeroConfig,
+};
 
 /// What an optimizer keeps per trainable element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct OptimizerCost {
-    /// Bytes of state per element.
+    /// Bytes of state per element, if it is kept in f32.
     pub bytes_per_element: u64,
 }
 
@@ -58,9 +66,16 @@ impl OptimizerCost {
     /// Plain SGD keeps nothing.
     pub const SGD: Self = Self { bytes_per_element: 0 };
 
-    /// The state of `numel` elements, saturating.
+    /// The f32 state of `numel` elements, saturating.
     pub const fn of(self, numel: usize) -> Bytes {
         Bytes::new((numel as u64).saturating_mul(self.bytes_per_element))
+    }
+
+    /// The state of `numel` elements if it is kept in `dtype` instead of f32, saturating.
+    pub const fn in_dtype(self, numel: usize, dtype: DType) -> Bytes {
+        let f32s = numel as u128 * self.bytes_per_element as u128;
+        let bytes = f32s.saturating_mul(dtype.size() as u128).div_ceil(DType::F32.size() as u128);
+        Bytes::new(if bytes > u64::MAX as u128 { u64::MAX } else { bytes as u64 })
     }
 }
 
@@ -91,12 +106,98 @@ pub struct MemoryPlan {
     /// parameters of the unit with the most, and all frozen ones, which autodiff keeps from forward to backward.
     /// Zero below stage 3, and in a world of one that computes in f32, where the shard is the parameter.
     pub gathered: Bytes,
-    /// The largest bucket, in f32, which is alive during backward at stages 2 and 3. Zero below, and in a
-    /// world of one, where nothing is reduced.
+    /// The most that look-ahead adds to that window: what is fetched early and what is kept.
+    pub ahead: Bytes,
+    /// The largest bucket, in the dtype that gradients travel in, if it is alive during backward. Zero if
+    /// gradients are reduced at the step, and in a world of one, where nothing is reduced. Buckets that are on their
+    /// way beside it are not counted.
     pub bucket: Bytes,
 }
 
-/// The memory `rank` needs; a rank outside of the world owns no shards.
+/// What of a training run decides how much memory it takes, its [`Layout`] aside.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct MemorySetup {
+    /// What is sharded.
+    pub stage: Stage,
+    /// The element types.
+    pub precision: Precision,
+    /// When gradients are reduced.
+    pub reduce_gradients: ReduceGradients,
+    /// What the optimizer keeps.
+    pub optimizer: OptimizerCost,
+    /// The budgets of look-ahead; `None` for none.
+    pub lookahead: Option<LookAheadOptions>,
+}
+
+impl MemorySetup {
+    /// The setup of a configuration.
+    pub fn new(config: &ZeroConfig, optimizer: OptimizerCost) -> Self {
+        Self {
+            stage: config.stage,
+            precision: config.precision,
+            reduce_gradients: config.reduce_gradients(),
+            optimizer,
+            lookahead: Some(config.lookahead_options()),
+        }
+    }
+
+    /// The memory `rank` needs; a rank outside of the world owns no shards.
+    pub fn plan(&self, layout: &Layout, rank: Rank) -> MemoryPlan {
+        let Self { stage, precision, optimizer, .. } = *self;
+        let numel =
+            |sharded| if sharded { layout.trainable_shard_numel(rank) } else { layout.trainable_numel() };
+        let owned_alone = stage.shards_optimizer() && self.reduce_gradients == ReduceGradients::EveryBackward;
+        let gathered = gathered(layout, stage, precision.compute);
+        MemoryPlan {
+            state: StateBytes {
+                parameters: parameters(layout, stage, precision.compute, rank),
+                gradients: Bytes::of(numel(owned_alone), precision.accumulate),
+                optimizer: optimizer.in_dtype(numel(stage.shards_optimizer()), precision.optimizer_state),
+            },
+            gathered,
+            ahead: self.ahead(layout, gathered),
+            bucket: self.bucket(layout),
+        }
+    }
+
+    /// The field-wise maximum of [`plan`](Self::plan) over all ranks.
+    pub fn plan_largest(&self, layout: &Layout) -> MemoryPlan {
+        // No shard is larger than rank 0's, for each parameter: see `Partition`.
+        self.plan(layout, Rank::ROOT)
+    }
+
+    fn ahead(&self, layout: &Layout, gathered: Bytes) -> Bytes {
+        let Some(LookAheadOptions { lookahead_bytes, live_bytes, reuse_bytes }) = self.lookahead else {
+            return Bytes::ZERO;
+        };
+        if gathered == Bytes::ZERO {
+            return Bytes::ZERO;
+        }
+        let sizes = || {
+            let sharded = layout.parameters().iter().filter(|parameter| !parameter.persistent());
+            sharded.map(|parameter| Bytes::of(parameter.numel(), self.precision.compute))
+        };
+        // Of those kept, all but the one with the farthest use are needed before it.
+        let kept = match reuse_bytes {
+            Bytes::ZERO => Bytes::ZERO,
+            reuse => reuse + sizes().max().unwrap_or(Bytes::ZERO),
+        };
+        let most = sizes().sum::<Bytes>().min(live_bytes.unwrap_or(Bytes::new(u64::MAX)));
+        (lookahead_bytes + kept).min(Bytes::new(most.get().saturating_sub(gathered.get())))
+    }
+
+    fn bucket(&self, layout: &Layout) -> Bytes {
+        let in_backward = self.reduce_gradients == ReduceGradients::EveryBackward;
+        if !in_backward || layout.world_size() == WorldSize::ONE {
+            return Bytes::ZERO;
+        }
+        let largest = layout.buckets().iter().map(Bucket::numel).max().unwrap_or(0);
+        Bytes::of(largest, self.precision.reduce())
+    }
+}
+
+/// The memory `rank` needs at a stage with the defaults of everything else but the compute dtype, and without
+/// look-ahead; see [`MemorySetup::plan`].
 pub fn plan(
     layout: &Layout,
     stage: Stage,
@@ -104,25 +205,22 @@ pub fn plan(
     optimizer: OptimizerCost,
     rank: Rank,
 ) -> MemoryPlan {
-    let trainable =
-        if stage.shards_optimizer() { layout.trainable_shard_numel(rank) } else { layout.trainable_numel() };
-    let gradients =
-        if stage.shards_gradients() { layout.trainable_shard_numel(rank) } else { layout.trainable_numel() };
-    MemoryPlan {
-        state: StateBytes {
-            parameters: parameters(layout, stage, compute, rank),
-            gradients: Bytes::of(gradients, DType::F32),
-            optimizer: optimizer.of(trainable),
-        },
-        gathered: gathered(layout, stage, compute),
-        bucket: bucket(layout, stage),
-    }
+    default_setup(stage, compute, optimizer).plan(layout, rank)
 }
 
 /// The field-wise maximum of [`plan`] over all ranks.
 pub fn plan_largest(layout: &Layout, stage: Stage, compute: DType, optimizer: OptimizerCost) -> MemoryPlan {
-    // No shard is larger than rank 0's, for each parameter: see `Partition`.
-    plan(layout, stage, compute, optimizer, Rank::ROOT)
+    default_setup(stage, compute, optimizer).plan_largest(layout)
+}
+
+fn default_setup(stage: Stage, compute: DType, optimizer: OptimizerCost) -> MemorySetup {
+    MemorySetup {
+        stage,
+        precision: Precision { compute, ..Precision::default() },
+        reduce_gradients: ReduceGradients::of_stage(stage),
+        optimizer,
+        lookahead: None,
+    }
 }
 
 fn parameters(layout: &Layout, stage: Stage, compute: DType, rank: Rank) -> Bytes {
@@ -130,7 +228,11 @@ fn parameters(layout: &Layout, stage: Stage, compute: DType, rank: Rank) -> Byte
         let replica = Bytes::of(parameter.numel(), compute);
         let shard = Bytes::of(parameter.partition().len(rank), DType::F32);
         if stage.shards_parameters() && !parameter.persistent() {
-            return shard;
+            let read_by_gathers = match compute {
+                DType::F32 => Bytes::ZERO,
+                _ => Bytes::of(parameter.partition().len(rank), compute),
+            };
+            return shard + read_by_gathers;
         }
         if compute == DType::F32 {
             return replica;
@@ -156,12 +258,4 @@ fn gathered(layout: &Layout, stage: Stage, compute: DType) -> Bytes {
         }
     }
     windows.into_iter().max().unwrap_or(Bytes::ZERO) + frozen
-}
-
-fn bucket(layout: &Layout, stage: Stage) -> Bytes {
-    if !stage.shards_gradients() || layout.world_size() == WorldSize::ONE {
-        return Bytes::ZERO;
-    }
-    let largest = layout.buckets().iter().map(Bucket::numel).max().unwrap_or(0);
-    Bytes::of(largest, DType::F32)
 }

@@ -10,8 +10,8 @@ use crate::Stage;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ReduceGradients {
-    /// In every backward: at stages 2 and 3 a rank holds its shard of the sums alone, and the ranks exchange as
-    /// many bytes per backward as otherwise per step.
+    /// In every backward: from stage 1 on a rank holds its shard of the sums alone, and the ranks exchange as many
+    /// bytes per backward as otherwise per step.
     EveryBackward,
     /// Once, at the step: a rank holds whole gradients until then, at every stage.
     AtStep,

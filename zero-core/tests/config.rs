@@ -160,11 +160,9 @@ fn a_value_of_a_wrong_type_is_refused_with_what_belongs_there() {
 fn null_is_what_is_not_set() {
     let nothing = r#"{"clip_norm": null, "live_bytes": null, "reduce_gradients": null, "loss_scale": null,
                       "precision": {"reduce": null}}"#;
-    assert_eq!(ZeroConfig::from_json(nothing).unwrap(), ZeroConfig::default());
-    assert_eq!(
-        ZeroConfig::from_json(r#"{"loss_scale": {"mode": null}, "precision": null}"#).unwrap(),
-        ZeroConfig::default()
-    );
+    for text in [nothing, r#"{"loss_scale": {"mode": null}, "precision": null}"#] {
+        assert_eq!(ZeroConfig::from_json(text).unwrap(), ZeroConfig::default());
+    }
 }
 
 #[test]
@@ -185,10 +183,8 @@ fn a_key_of_a_table_is_named_with_its_table() {
 
 #[test]
 fn a_key_of_a_table_is_found_by_either_spelling() {
-    let expected = ZeroConfig {
-        precision: Precision { compute: DType::BF16, ..Precision::default() },
-        ..ZeroConfig::default()
-    };
+    let precision = Precision { compute: DType::BF16, ..Precision::default() };
+    let expected = ZeroConfig { precision, ..ZeroConfig::default() };
     for text in ["[precision]\ncompute = \"bf16\"", "precision.compute = \"bf16\""] {
         assert_eq!(ZeroConfig::from_toml(text).unwrap(), expected);
     }

@@ -3,8 +3,8 @@
 use proptest::prelude::*;
 use zero_core::memory::{plan, plan_largest};
 use zero_core::{
-    Bytes, DType, Layout, LayoutOptions, MemoryPlan, OptimizerCost, ParameterSpec, Rank, Stage, StateBytes,
-    WorldSize,
+    Bytes, DType, Layout, LayoutOptions, LookAheadOptions, MemoryPlan, MemorySetup, OptimizerCost,
+    ParameterSpec, Precision, Rank, ReduceGradients, Stage, StateBytes, WorldSize, ZeroConfig,
 };
 
 fn spec(name: &str, numel: usize, trainable: bool) -> ParameterSpec {
@@ -23,7 +23,12 @@ fn example(world: usize) -> Layout {
 fn expected(parameters: u64, gradients: u64, optimizer: u64, gathered: u64, bucket: u64) -> MemoryPlan {
     let [parameters, gradients, optimizer, gathered, bucket] =
         [parameters, gradients, optimizer, gathered, bucket].map(Bytes::new);
-    MemoryPlan { state: StateBytes { parameters, gradients, optimizer }, gathered, bucket }
+    MemoryPlan {
+        state: StateBytes { parameters, gradients, optimizer },
+        gathered,
+        ahead: Bytes::ZERO,
+        bucket,
+    }
 }
 
 #[test]
@@ -35,10 +40,10 @@ fn a_bf16_plan_is_what_one_counts_by_hand() {
     }
     assert_eq!(plan(Stage::One, 0), expected(20 * 2 + 11 * 4, 13 * 4, 7 * 8, 0, 0));
     assert_eq!(plan(Stage::One, 1), expected(20 * 2 + 9 * 4, 13 * 4, 6 * 8, 0, 0));
-    assert_eq!(plan(Stage::Two, 0), expected(20 * 2 + 11 * 4, 7 * 4, 7 * 8, 0, 10 * 4));
-    assert_eq!(plan(Stage::Two, 1), expected(20 * 2 + 9 * 4, 6 * 4, 6 * 8, 0, 10 * 4));
-    assert_eq!(plan(Stage::Three, 0), expected(9 * 4 + 3 * 2 + 2 * 4, 7 * 4, 7 * 8, (10 + 7) * 2, 10 * 4));
-    assert_eq!(plan(Stage::Three, 1), expected(8 * 4 + 3 * 2 + 4, 6 * 4, 6 * 8, (10 + 7) * 2, 10 * 4));
+    assert_eq!(plan(Stage::Two, 0), expected(20 * 2 + 11 * 4, 7 * 4, 7 * 8, 0, 10 * 2));
+    assert_eq!(plan(Stage::Two, 1), expected(20 * 2 + 9 * 4, 6 * 4, 6 * 8, 0, 10 * 2));
+    assert_eq!(plan(Stage::Three, 0), expected(9 * 6 + 3 * 2 + 2 * 4, 7 * 4, 7 * 8, (10 + 7) * 2, 10 * 2));
+    assert_eq!(plan(Stage::Three, 1), expected(8 * 6 + 3 * 2 + 4, 6 * 4, 6 * 8, (10 + 7) * 2, 10 * 2));
 }
 
 #[test]
@@ -55,6 +60,82 @@ fn an_f32_plan_counts_no_masters_beside_the_replica() {
 fn in_a_world_of_one_every_stage_needs_the_same_in_f32() {
     let plans = Stage::ALL.map(|stage| plan_largest(&example(1), stage, DType::F32, OptimizerCost::ADAMW));
     assert_eq!(plans, [expected(20 * 4, 13 * 4, 13 * 8, 0, 0); 4]);
+}
+
+/// The setup of the defaults at a stage, without look-ahead.
+fn setup(stage: Stage) -> MemorySetup {
+    let config = ZeroConfig { stage, ..ZeroConfig::default() };
+    MemorySetup { lookahead: None, ..MemorySetup::new(&config, OptimizerCost::ADAMW) }
+}
+
+#[test]
+fn the_setup_of_the_defaults_plans_as_before() {
+    for stage in Stage::ALL {
+        let plans = [0, 1].map(|rank| setup(stage).plan(&example(2), Rank::new(rank)));
+        let expected =
+            [0, 1].map(|rank| plan(&example(2), stage, DType::F32, OptimizerCost::ADAMW, Rank::new(rank)));
+        assert_eq!(plans, expected);
+    }
+}
+
+#[test]
+fn each_policy_of_reduction_costs_what_it_says() {
+    let gradients = |stage, reduce_gradients| {
+        let plan = MemorySetup { reduce_gradients, ..setup(stage) }.plan_largest(&example(2));
+        (plan.state.gradients.get() / 4, plan.bucket.get() / 4)
+    };
+    use ReduceGradients::{AtStep, EveryBackward};
+    for stage in Stage::ALL {
+        assert_eq!(gradients(stage, AtStep), (13, 0));
+        let owned = if stage == Stage::Zero { 13 } else { 7 };
+        assert_eq!(gradients(stage, EveryBackward), (owned, 10));
+    }
+}
+
+#[test]
+fn every_dtype_counts_where_it_is_held() {
+    let precision = Precision {
+        compute: DType::F32,
+        reduce: Some(DType::BF16),
+        accumulate: DType::F16,
+        optimizer_state: DType::BF16,
+    };
+    let plan = MemorySetup { precision, ..setup(Stage::Three) }.plan_largest(&example(2));
+    assert_eq!(plan, expected(9 * 4 + 3 * 4, 7 * 2, 7 * 4, (10 + 7) * 4, 10 * 2));
+}
+
+#[test]
+fn half_of_an_odd_state_is_rounded_up() {
+    let odd = OptimizerCost { bytes_per_element: 5 };
+    assert_eq!(odd.in_dtype(3, DType::BF16), Bytes::new(8));
+    assert_eq!(odd.in_dtype(3, DType::F32), odd.of(3));
+    assert_eq!(odd.in_dtype(usize::MAX, DType::F64), Bytes::new(u64::MAX));
+}
+
+#[test]
+fn look_ahead_adds_at_most_its_budgets_and_the_rest_of_the_model() {
+    let ahead = |lookahead: u64, live: Option<u64>, reuse: u64| {
+        let lookahead = LookAheadOptions {
+            lookahead_bytes: Bytes::new(lookahead),
+            live_bytes: live.map(Bytes::new),
+            reuse_bytes: Bytes::new(reuse),
+        };
+        // The window is the unit of 10 elements; 5 elements are left to look ahead to.
+        let specs = vec![spec("a.w", 10, true), spec("b.w", 5, true)];
+        let layout = Layout::new(specs, WorldSize::new(2).unwrap(), LayoutOptions::default()).unwrap();
+        let plans = Stage::ALL.map(|stage| {
+            let plan = MemorySetup { lookahead: Some(lookahead), ..setup(stage) }.plan_largest(&layout);
+            plan.ahead.get()
+        });
+        assert_eq!(plans[..3], [0, 0, 0]);
+        plans[3]
+    };
+    assert_eq!(ahead(0, None, 0), 0);
+    assert_eq!(ahead(8, None, 0), 8);
+    assert_eq!(ahead(8, Some(44), 0), 4);
+    assert_eq!(ahead(8, Some(0), 0), 0);
+    assert_eq!(ahead(8, None, 1), 20);
+    assert_eq!(ahead(u64::MAX, None, u64::MAX), 20);
 }
 
 #[test]
@@ -88,6 +169,7 @@ fn maximum(plans: &[MemoryPlan]) -> MemoryPlan {
             optimizer: most(|plan| plan.state.optimizer),
         },
         gathered: most(|plan| plan.gathered),
+        ahead: most(|plan| plan.ahead),
         bucket: most(|plan| plan.bucket),
     }
 }
@@ -123,7 +205,8 @@ proptest! {
             prop_assert_eq!(sum(|state| state.optimizer), whole(trainable, 8, stage.shards_optimizer()));
             prop_assert_eq!(sum(|state| state.gradients), whole(trainable, 4, stage.shards_gradients()));
             if stage.shards_parameters() {
-                prop_assert_eq!(sum(|state| state.parameters), whole(all, 4, true));
+                let read_by_gathers = if compute == DType::F32 { 0 } else { 2 };
+                prop_assert_eq!(sum(|state| state.parameters), whole(all, 4 + read_by_gathers, true));
             } else if compute == DType::F32 {
                 prop_assert_eq!(sum(|state| state.parameters), whole(all, 4, false));
             } else {
@@ -132,4 +215,38 @@ proptest! {
             }
         }
     }
+    #[test]
+    fn a_narrower_dtype_takes_no_more_and_a_later_reduction_no_less(
+        world in 1..=9_usize,
+        numels in prop::collection::vec((0..=71_usize, any::<bool>()), 0..6),
+        threshold in 0..=40_usize,
+        (compute, reduce, accumulate) in (floats(), prop::option::of(floats()), floats()),
+        optimizer_state in prop::sample::select(vec![DType::F32, DType::BF16]),
+        stage in prop::sample::select(Stage::ALL.to_vec()),
+    ) {
+        let specs = numels.iter().enumerate().map(|(at, &(numel, trainable))| {
+            spec(&format!("m{}.p{at}", at / 2), numel, trainable)
+        });
+        let options = LayoutOptions { persistence_threshold: threshold, ..LayoutOptions::default() };
+        let layout = Layout::new(specs.collect(), WorldSize::new(world).unwrap(), options).unwrap();
+        let precision = Precision { compute, reduce, accumulate, optimizer_state };
+        let setup = |precision, reduce_gradients| MemorySetup { precision, reduce_gradients, ..setup(stage) };
+        for rank in layout.world_size().ranks() {
+            let [early, late] = [ReduceGradients::EveryBackward, ReduceGradients::AtStep]
+                .map(|reduce_gradients| setup(precision, reduce_gradients).plan(&layout, rank));
+            prop_assert!(early.state.gradients <= late.state.gradients);
+            prop_assert_eq!(late.bucket, Bytes::ZERO);
+            let rest = |plan: MemoryPlan| (plan.state.parameters, plan.state.optimizer, plan.gathered);
+            prop_assert_eq!(rest(early), rest(late));
+
+            let wide = setup(Precision::default(), ReduceGradients::EveryBackward).plan(&layout, rank);
+            prop_assert!(early.state.gradients <= wide.state.gradients);
+            prop_assert!(early.state.optimizer <= wide.state.optimizer);
+            prop_assert!(early.bucket <= wide.bucket);
+        }
+    }
+}
+
+fn floats() -> impl Strategy<Value = DType> {
+    prop::sample::select(vec![DType::F32, DType::BF16, DType::F16])
 }
