@@ -5,23 +5,29 @@ use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use burn::module::ParamId;
 use burn::tensor::{Device, Tensor};
-use zero_comm::{CommError, Communicator, WindowKey, panic_message};
+use zero_comm::{CommError, Communicator, OpKind, Work, WorkQueue, panic_message};
 use zero_core::{
-    Bucket, Bytes, DType, Layout, Parameter, ParameterIndex, Partition, Rank, StateBytes, ZeroConfig,
+    Bucket, Bytes, DType, Layout, LookAheadOptions, LossScale, MinScaleReached, Parameter, ParameterIndex,
+    Rank, ReduceGradients, StateBytes, ZeroConfig,
 };
-use zero_offload::{HostPool, PoolOptions};
+use zero_offload::{HostBuffer, HostPool, PoolOptions};
 
 use crate::ZeroError;
 use crate::error::During;
+use crate::gathers::Gathers;
 use crate::gradients::{Contributions, GradientStore};
-use crate::host::{HostTensor, distinct_bytes, tensor_from_buffer};
+use crate::held::{Held, Holdings};
+use crate::host::tensor_from_buffer;
 use crate::owned::OwnedGradients;
+use crate::queues::Queues;
 use crate::report::MemoryReport;
-use crate::shared::Shared;
+use crate::statistics::{Activity, Recorder, Statistics};
 use crate::uses::Uses;
+use crate::windows::{Values, Windows};
 
 /// Everything that stays when the model's own values move; shared by the model's parameters and the optimizer.
 pub(crate) struct Engine {
@@ -29,34 +35,41 @@ pub(crate) struct Engine {
     pub(crate) comm: Arc<dyn Communicator>,
     /// Where parameters live, without autodiff.
     pub(crate) device: Device,
-    pub(crate) layout: Layout,
+    pub(crate) layout: Arc<Layout>,
     pub(crate) bucket_labels: Vec<String>,
     pub(crate) ids: HashMap<ParamId, ParameterIndex>,
+    /// By parameter.
+    pub(crate) param_ids: Vec<ParamId>,
     pub(crate) uses: Arc<Uses>,
-    /// Gathered parameters; what is alive in it is what is gathered.
-    pub(crate) gathered: HostPool,
+    /// Gathered parameters that do not stay.
+    pub(crate) gathers: Arc<Gathers>,
+    /// Reduces gradients beside compute.
+    pub(crate) reductions: Option<WorkQueue>,
+    pub(crate) recorder: Arc<Recorder>,
     /// Gradient buckets and what else a step needs for a moment.
     pub(crate) scratch: HostPool,
+    /// Sums of gradients.
+    sums: HostPool,
+    /// Parameters that stay gathered.
+    replicas: HostPool,
     /// What the module stores in place of each parameter: one NaN.
     pub(crate) stand_ins: Vec<Tensor<1>>,
-    held: Mutex<Vec<Held>>,
-    /// The last gathered copy of each parameter, while somebody holds it.
-    shared: Mutex<Vec<Shared>>,
+    holdings: Arc<Holdings>,
+    /// What layers compute with.
+    windows: Windows,
+    /// What the optimizer updates, where that is something else.
+    masters: Option<Windows>,
+    /// Reads beside compute.
+    reads: Option<Arc<WorkQueue>>,
+    /// By parameter: the replica on its way, since the last step.
+    renewals: Mutex<Vec<Option<Work<()>>>>,
+    scale: Mutex<LossScale>,
     /// Counts changes of parameters.
     version: AtomicU64,
     gradients: Mutex<GradientStore>,
     phase: Mutex<Phase>,
     after_backward: Mutex<StateBytes>,
     optimizer_bytes: AtomicU64,
-}
-
-/// One parameter as this rank holds it.
-#[derive(Clone, Debug)]
-pub(crate) struct Held {
-    /// What this rank updates, `f32`; a view of `whole` where there is one.
-    pub(crate) shard: Tensor<1>,
-    /// The whole parameter, where it stays gathered between steps.
-    pub(crate) whole: Option<Tensor<1>>,
 }
 
 /// What the engine is in the middle of.
@@ -78,7 +91,7 @@ impl std::fmt::Debug for Engine {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // A panic in the middle of backward is answered by discarding; the values themselves are never half written.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -86,12 +99,14 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Engine {
     pub(crate) fn new(
         config: ZeroConfig,
+        Queues { reductions, reads }: Queues,
         comm: Arc<dyn Communicator>,
         device: Device,
         layout: Layout,
         ids: HashMap<ParamId, ParameterIndex>,
         held: Vec<Held>,
     ) -> Self {
+        let layout = Arc::new(layout);
         let names = |index: &ParameterIndex| layout.parameters()[index.index()].name();
         let bucket_labels = layout
             .buckets()
@@ -102,27 +117,60 @@ impl Engine {
                 [] => String::from("gradients of nothing"),
             })
             .collect();
-        // What a layer takes at once, and one bucket on its way with its reduced part, need not be allocated again.
-        let retain = |numel| HostPool::new(PoolOptions { retain: Bytes::of(numel, DType::F32) });
+        let mut param_ids: Vec<_> = ids.iter().map(|(id, index)| (*index, *id)).collect();
+        param_ids.sort_unstable_by_key(|(index, _)| *index);
+        let recorder = Arc::new(Recorder::new());
+        let windows = Windows {
+            comm: Arc::clone(&comm),
+            layout: Arc::clone(&layout),
+            dtype: config.precision.compute,
+            values: Values::Compute,
+            recorder: Arc::clone(&recorder),
+        };
+        let is_mixed = config.precision.compute != DType::F32;
+        let masters =
+            is_mixed.then(|| Windows { dtype: DType::F32, values: Values::Master, ..windows.clone() });
+        let lookahead_bytes = if reads.is_some() { config.lookahead_bytes } else { Bytes::ZERO };
+        let look_ahead = LookAheadOptions { lookahead_bytes, ..config.lookahead_options() };
+        // What is needed in every step need not be allocated again: a bucket that fills, those on their way, and what
+        // reducing one takes for a moment; all sums; all replicas, whose memory is idle only within a step.
         let largest_bucket = layout.buckets().iter().map(Bucket::numel).max().unwrap_or(0);
+        let pool = |numel: usize| HostPool::new(PoolOptions { retain: Bytes::of(numel, DType::F32) });
+        let scratch = pool(largest_bucket.saturating_mul(4));
+        let (sums, replicas) = (pool(layout.numel()), pool(layout.numel()));
         Self {
             uses: Uses::new(layout.parameters().len()),
-            gathered: retain(layout.largest_unit()),
-            scratch: retain(largest_bucket.saturating_mul(2)),
+            gathers: Gathers::new(windows.clone(), device.clone(), reads.clone(), look_ahead),
+            holdings: Arc::new(Holdings::new(
+                windows.clone(),
+                config.stage,
+                device.clone(),
+                replicas.clone(),
+                held,
+            )),
+            scratch,
+            sums,
+            replicas,
             gradients: Mutex::new(GradientStore::new(layout.parameters().len(), layout.buckets().len())),
-            stand_ins: held.iter().map(|_| Tensor::full([1], f32::NAN, &device)).collect(),
-            shared: Mutex::new(vec![Shared::default(); held.len()]),
+            stand_ins: layout.parameters().iter().map(|_| Tensor::full([1], f32::NAN, &device)).collect(),
             version: AtomicU64::new(0),
-            held: Mutex::new(held),
+            renewals: Mutex::new(layout.parameters().iter().map(|_| None).collect()),
+            scale: Mutex::new(LossScale::new(config.loss_scaling())),
             phase: Mutex::default(),
             after_backward: Mutex::default(),
             optimizer_bytes: AtomicU64::new(0),
             bucket_labels,
+            windows,
+            masters,
+            reductions,
+            reads,
+            recorder,
             config,
             comm,
             device,
             layout,
             ids,
+            param_ids: param_ids.into_iter().map(|(_, id)| id).collect(),
         }
     }
 
@@ -132,7 +180,22 @@ impl Engine {
 
     /// Whether gradients leave for their owners while backward runs.
     pub(crate) fn reduces_in_backward(&self) -> bool {
-        self.config.stage.shards_gradients() && self.world() > 1
+        self.config.reduce_gradients() == ReduceGradients::EveryBackward && self.world() > 1
+    }
+
+    /// Bytes of the sums that this rank gets of a bucket.
+    pub(crate) fn sums_bytes(&self, bucket: usize) -> usize {
+        let bucket = &self.layout.buckets()[bucket];
+        let numel = match self.config.stage.shards_optimizer() {
+            true => bucket.counts()[self.comm.rank().index()],
+            false => bucket.numel(),
+        };
+        numel * self.config.precision.accumulate.size()
+    }
+
+    /// Memory for the sums that this rank gets of a bucket.
+    pub(crate) fn sums(&self, bucket: usize) -> HostBuffer {
+        self.sums.take(self.sums_bytes(bucket))
     }
 
     /// Whether shards are read by other ranks.
@@ -150,11 +213,11 @@ impl Engine {
 
     /// The elements of `parameter` that this rank updates.
     pub(crate) fn owned(&self, index: ParameterIndex) -> Range<usize> {
-        owned(&self.config, self.comm.rank(), self.parameter(index).partition())
+        self.holdings.owned(index)
     }
 
     pub(crate) fn held(&self, index: ParameterIndex) -> Held {
-        lock(&self.held)[index.index()].clone()
+        self.holdings.get(index)
     }
 
     /// The first failure of the engine, if it failed.
@@ -197,12 +260,29 @@ impl Engine {
         if let Some(whole) = self.held(index).whole {
             return Ok(whole);
         }
-        if let Some(whole) = lock(&self.shared)[index.index()].get() {
-            return Ok(whole);
+        if self.stays_whole(index) { self.renew(index) } else { self.gathers.whole(index) }
+    }
+
+    /// Whether layers compute in another type than the optimizer.
+    pub(crate) fn is_mixed(&self) -> bool {
+        self.masters.is_some()
+    }
+
+    /// The whole parameter as the optimizer sees it, flat and `f32`.
+    pub(crate) fn master_or_nan(&self, index: ParameterIndex) -> Tensor<1> {
+        let Some(masters) = &self.masters else { return self.whole_or_nan(index) };
+        if !self.has_windows() {
+            return self.held(index).shard;
         }
-        let whole = self.gather(index, &self.gathered)?;
-        lock(&self.shared)[index.index()] = Shared::new(&whole);
-        Ok(whole)
+        let read = || {
+            self.check()?;
+            let mut whole = self.scratch.take(masters.bytes(index));
+            let read = masters.read(index, &mut whole);
+            let name = self.parameter(index).name();
+            self.fail(read.during(|| format!("gathering master weights of `{name}`")))?;
+            Ok::<_, ZeroError>(tensor_from_buffer(whole, DType::F32, &self.device))
+        };
+        read().unwrap_or_else(|_| Tensor::full([self.parameter(index).numel()], f32::NAN, &self.device))
     }
 
     /// Counts up whenever parameters change: what was computed under another version does not fit.
@@ -217,20 +297,6 @@ impl Engine {
 
     fn note(&self, misuse: ZeroError) {
         lock(&self.phase).misuse.get_or_insert(misuse);
-    }
-
-    /// Reads every rank's shard into one new buffer of `pool`.
-    fn gather(&self, index: ParameterIndex, pool: &HostPool) -> Result<Tensor<1>, CommError> {
-        const F32: usize = size_of::<f32>();
-        let parameter = self.parameter(index);
-        let mut buffer = pool.take(parameter.numel() * F32);
-        for (rank, range) in parameter.partition().ranges() {
-            if !range.is_empty() {
-                let into = &mut buffer[range.start * F32..range.end * F32];
-                self.comm.read(rank, window(index), 0, into, parameter.name())?;
-            }
-        }
-        Ok(tensor_from_buffer(buffer, &self.device))
     }
 
     /// Takes in a gradient from a tape of `version`. Errors wait for the end of backward, which can return them.
@@ -252,13 +318,17 @@ impl Engine {
         self.check()?;
         lock(&self.gradients).begin_backward();
         lock(&self.phase).in_backward = true;
-        let panic = catch_unwind(AssertUnwindSafe(run)).err();
+        let panic = self
+            .recorder
+            .during(Activity::Compute, "backward", 0, || catch_unwind(AssertUnwindSafe(run)))
+            .err();
         // A gather inside of backward, or a gradient that should not have come, has failed without a word.
         let silent = {
             lock(&self.phase).in_backward = false;
             self.check().err()
         };
 
+        let silent = silent.or(self.settle_renewals().err());
         let mut gradients = lock(&self.gradients);
         let failed = panic.is_some() || silent.is_some();
         let settled = gradients.end_backward(self, failed).during(|| String::from("reducing gradients"));
@@ -278,78 +348,127 @@ impl Engine {
         }
         gradients.commit(weight, loss);
         *lock(&self.after_backward) = StateBytes {
-            parameters: self.parameter_bytes(),
-            gradients: gradients.bytes(),
+            parameters: self.holdings.bytes(),
+            gradients: gradients.bytes(self),
             optimizer: Bytes::ZERO,
         };
         Ok(())
     }
 
     /// What all ranks brought since the last step.
-    pub(crate) fn contributions(&self, lr: f64) -> Result<Contributions, ZeroError> {
-        let contributions = lock(&self.gradients).contributions(self, lr);
+    pub(crate) fn contributions(&self, rates: &[f64]) -> Result<Contributions, ZeroError> {
+        let contributions = lock(&self.gradients).contributions(self, rates);
         self.fail(contributions.during(|| String::from("agreeing on the step")))
     }
 
-    /// Moves the reduced gradients out, with the sum of their squares over all ranks.
-    pub(crate) fn take_gradients(&self) -> Result<(OwnedGradients, f64), ZeroError> {
+    /// Moves the reduced gradients out, with the first that came to this rank and was not finite, and with the sum of
+    /// squares over all ranks.
+    pub(crate) fn take_gradients(&self) -> Result<(OwnedGradients, Option<ParameterIndex>, f64), ZeroError> {
         let mut store = lock(&self.gradients);
         let taken = store.take(self).and_then(|gradients| {
             let sum_of_squares = gradients.sum_of_squares(self)?;
-            Ok((gradients, sum_of_squares))
+            Ok((gradients, store.not_finite(), sum_of_squares))
         });
         store.discard();
         self.fail(taken.during(|| String::from("reducing gradients")))
     }
 
+    /// Which gradient was not finite, and on which rank; see [`OwnedGradients::find_not_finite`].
+    pub(crate) fn find_not_finite(
+        &self,
+        arrived: Option<ParameterIndex>,
+        sums: &OwnedGradients,
+    ) -> Result<Option<(ParameterIndex, Rank)>, ZeroError> {
+        let found = sums.find_not_finite(self, arrived);
+        self.fail(found.during(|| String::from("looking for gradients that are not finite")))
+    }
+
+    /// What the loss, and with it every gradient, is multiplied by.
+    pub(crate) fn loss_scale(&self) -> f64 {
+        lock(&self.scale).scale()
+    }
+
+    /// Adapts the loss scale to whether the gradients overflowed.
+    pub(crate) fn update_loss_scale(&self, overflow: bool) -> Result<(), MinScaleReached> {
+        lock(&self.scale).update(overflow)
+    }
+
+    /// What was counted since the engine began.
+    pub(crate) fn statistics(&self) -> Statistics {
+        let ahead = self.gathers.statistics();
+        Statistics { lookahead_hits: ahead.hits, lookahead_misses: ahead.misses, ..self.recorder.snapshot() }
+    }
+
     /// Puts updated shards in place and makes every rank see them.
     pub(crate) fn replace_shards(&self, updated: Vec<(ParameterIndex, Tensor<1>)>) -> Result<(), ZeroError> {
-        {
-            let mut held = lock(&self.held);
-            for (index, shard) in &updated {
-                held[index.index()].shard = shard.clone();
-            }
+        let mut indices = Vec::with_capacity(updated.len());
+        for (index, shard) in updated {
+            self.holdings.set_shard(index, shard);
+            indices.push(index);
         }
         self.version.fetch_add(1, Ordering::AcqRel);
-        lock(&self.shared).fill(Shared::default());
-        let indices: Vec<_> = updated.into_iter().map(|(index, _)| index).collect();
+        self.gathers.begin_round();
         let published = self.publish(&indices);
         self.fail(published.during(|| String::from("publishing updated parameters")))
     }
 
-    /// Exposes the shards of `indices` and renews the replicas made of them.
+    /// Exposes the shards of `indices` and renews the replicas made of them, beside compute where that is wanted.
     pub(crate) fn publish(&self, indices: &[ParameterIndex]) -> Result<(), CommError> {
         if !self.has_windows() {
-            let mut held = lock(&self.held);
-            for index in indices {
-                let held = &mut held[index.index()];
-                held.whole = Some(held.shard.clone());
-            }
+            indices.iter().for_each(|&index| self.holdings.copy_whole(index));
             return Ok(());
         }
         for &index in indices {
-            self.comm.expose(window(index), Arc::new(HostTensor::new(self.held(index).shard)))?;
+            self.windows.expose(index, self.holdings.compute_shard(index))?;
+            if let Some(masters) = &self.masters {
+                masters.expose(index, self.held(index).shard)?;
+            }
         }
         self.comm.fence("updated parameters")?;
-        for &index in indices {
-            if self.stays_whole(index) {
-                let whole = self.gather(index, &self.scratch)?;
-                self.hold_whole(index, whole)?;
+        for &index in indices.iter().filter(|index| self.stays_whole(**index)) {
+            match &self.reads {
+                None => drop(self.renew(index)?),
+                Some(reads) => {
+                    let holdings = Arc::clone(&self.holdings);
+                    let (name, bytes) = (self.parameter(index).name(), self.windows.bytes(index));
+                    let work = reads.submit(OpKind::Read, name, bytes, (), move |_, (), _| {
+                        holdings.gather_whole(index).map(drop)
+                    });
+                    lock(&self.renewals)[index.index()] = Some(work);
+                }
             }
         }
         Ok(())
     }
 
-    /// Keeps `whole`, with the shard as a view of it.
-    fn hold_whole(&self, index: ParameterIndex, whole: Tensor<1>) -> Result<(), CommError> {
-        let owned = self.owned(index);
-        let shard = match owned.is_empty() {
-            true => Tensor::empty([0], &self.device),
-            false => whole.clone().slice([owned]),
+    /// The replica of a parameter that stays gathered, after a step.
+    fn renew(&self, index: ParameterIndex) -> Result<Tensor<1>, CommError> {
+        let begin = Instant::now();
+        let renewal = lock(&self.renewals)[index.index()].take();
+        if let Some(work) = renewal {
+            work.wait()?;
+        }
+        let whole = match self.held(index).whole {
+            Some(whole) => whole,
+            None => self.holdings.gather_whole(index)?,
         };
-        // The window has to follow the shard, or the memory of both would stay.
-        self.comm.expose(window(index), Arc::new(HostTensor::new(shard.clone())))?;
-        lock(&self.held)[index.index()] = Held { shard, whole: Some(whole) };
+        self.recorder.exposed(Activity::Gather, begin);
+        Ok(whole)
+    }
+
+    /// Waits for the replicas that no layer has asked for since the last step: their owners may change them soon.
+    pub(crate) fn settle_renewals(&self) -> Result<(), ZeroError> {
+        let coming: Vec<_> = lock(&self.renewals)
+            .iter()
+            .enumerate()
+            .filter(|(_, work)| work.is_some())
+            .map(|(at, _)| at)
+            .collect();
+        for at in coming {
+            let index = ParameterIndex::new(at);
+            let name = self.parameter(index).name();
+            self.fail(self.renew(index).during(|| format!("gathering parameter `{name}`")))?;
+        }
         Ok(())
     }
 
@@ -363,27 +482,17 @@ impl Engine {
         self.optimizer_bytes.fetch_sub(given_back, Ordering::AcqRel);
     }
 
-    fn parameter_bytes(&self) -> Bytes {
-        let held = lock(&self.held);
-        Bytes::new(distinct_bytes(held.iter().flat_map(|held| held.whole.iter().chain([&held.shard]))))
-    }
-
     pub(crate) fn report(&self) -> MemoryReport {
         let optimizer = Bytes::new(self.optimizer_bytes.load(Ordering::Acquire));
         MemoryReport {
             state: StateBytes { optimizer, ..*lock(&self.after_backward) },
-            gathered: self.gathered.live(),
-            gathered_peak: self.gathered.peak(),
-            idle: self.gathered.idle() + self.scratch.idle(),
+            gathered: self.gathers.pool().live(),
+            gathered_peak: self.gathers.pool().peak(),
+            buckets: self.scratch.live(),
+            idle: [self.gathers.pool(), &self.scratch, &self.sums, &self.replicas]
+                .map(HostPool::idle)
+                .into_iter()
+                .fold(Bytes::ZERO, |sum, idle| sum + idle),
         }
     }
-}
-
-/// The elements of a parameter that `rank` updates: all of it where the optimizer is not sharded.
-pub(crate) fn owned(config: &ZeroConfig, rank: Rank, partition: Partition) -> Range<usize> {
-    if config.stage.shards_optimizer() { partition.range(rank) } else { 0..partition.numel() }
-}
-
-fn window(index: ParameterIndex) -> WindowKey {
-    WindowKey::new(index.index() as u64)
 }

@@ -36,6 +36,23 @@ pub enum ZeroError {
         after: Duration,
     },
 
+    /// The system gave no thread for communication beside compute.
+    #[error("{0}; `overlap = false` needs none")]
+    NoThread(Arc<std::io::Error>),
+
+    /// Gradients overflowed though the loss is scaled as little as the configuration allows.
+    #[error(
+        "{}, with the loss scale at its minimum of {scale}: the model diverges, or its values need a type of larger \
+         range (`precision.compute = \"bf16\"`); `loss_scale.at_min = \"skip\"` skips such steps",
+        NotFinite::describe(not_finite)
+    )]
+    ScaleAtMinimum {
+        /// What was not finite.
+        not_finite: Option<NotFinite>,
+        /// The scale.
+        scale: f64,
+    },
+
     /// [`shard`](crate::Zero::shard) was called twice.
     #[error("this engine already holds a model; create one engine per model")]
     AlreadySharded,
@@ -136,6 +153,25 @@ pub enum ZeroError {
         name: String,
     },
 
+    /// A parameter group without parameters.
+    #[error(
+        "no parameter of the group `{pattern}`: it matches no module path, or earlier groups have them all; paths look \
+         like `{example}`"
+    )]
+    EmptyGroup {
+        /// The pattern given.
+        pattern: String,
+        /// A path of the model.
+        example: String,
+    },
+
+    /// A parameter group that would take parameters, and their state, from another one.
+    #[error("the group `{pattern}` comes after the first step; make groups before it")]
+    GroupTooLate {
+        /// The pattern given.
+        pattern: String,
+    },
+
     /// `step` without a `backward` on any rank.
     #[error("there is nothing to step: no rank ran `backward` since the last step")]
     NothingToStep,
@@ -170,6 +206,26 @@ pub enum ZeroError {
         /// What was observed.
         reason: String,
     },
+}
+
+/// A gradient with numbers that are infinite or not numbers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NotFinite {
+    /// The parameter's module path: of all such gradients of the rank the first in backward order.
+    pub parameter: String,
+    /// The lowest rank that has one.
+    pub rank: Rank,
+}
+
+impl NotFinite {
+    fn describe(this: &Option<Self>) -> String {
+        match this {
+            Some(Self { parameter, rank }) => {
+                format!("the gradient of `{parameter}` on {rank} is not finite")
+            }
+            None => String::from("the gradient is not finite"),
+        }
+    }
 }
 
 impl From<ConfigError> for ZeroError {

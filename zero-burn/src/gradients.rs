@@ -1,21 +1,33 @@
 //! Gradients between backward and step: summed over micro-batches, reduced to their owners in plan order.
 
+use std::collections::VecDeque;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::time::Instant;
+
 use burn::tensor::Tensor;
-use zero_comm::{CommError, CommunicatorExt, ReduceOp};
-use zero_core::{Bucket, Bytes, ParameterIndex, Rank};
+use zero_comm::{CommError, CommunicatorExt, OpKind, ReduceOp, Work};
+use zero_core::{Bucket, Bytes, DType, ParameterIndex, Rank};
 use zero_offload::HostBuffer;
 
 use crate::engine::Engine;
+use crate::floats::{FloatsMut, Write, burn_dtype};
 use crate::host::{HostTensor, distinct_bytes};
 use crate::owned::OwnedGradients;
+use crate::reduction::Reduction;
+use crate::statistics::Activity;
+
+/// How many buckets may be on their way at once: one travels while the next one waits for it.
+const ON_THEIR_WAY: usize = 2;
 
 /// What has arrived and been reduced since the last step, on one rank.
 #[derive(Debug)]
 pub(crate) struct GradientStore {
-    /// Whole sums by parameter: stages 0 and 1, and a world of one.
+    /// Whole sums by parameter, where gradients are reduced at the step, and in a world of one.
     sums: Vec<Option<Tensor<1>>>,
-    /// Buckets in plan order: stages 2 and 3.
+    /// Buckets in plan order, where gradients are reduced by every backward.
     buckets: Vec<Filling>,
+    /// Buckets on their way, the oldest first.
+    on_their_way: VecDeque<usize>,
     /// The first bucket not yet reduced in this backward.
     next: usize,
     /// Gradients of each parameter that arrived in this backward.
@@ -24,6 +36,8 @@ pub(crate) struct GradientStore {
     filled: Vec<bool>,
     /// Gradients of each parameter that arrived since the last step.
     contributions: Vec<usize>,
+    /// The first parameter whose gradient was not finite, of those that were looked at.
+    not_finite: Option<ParameterIndex>,
     /// The weights of the losses since the last step, summed.
     weight: f64,
     /// The losses since the last step, each times its weight, summed.
@@ -32,11 +46,20 @@ pub(crate) struct GradientStore {
     failure: Option<CommError>,
 }
 
-/// One bucket: what fills during backward, and this rank's part of what was reduced.
+/// One bucket: what fills during backward, and the sums that this rank gets.
 #[derive(Debug, Default)]
 struct Filling {
     buffer: Option<HostBuffer>,
-    part: Option<HostBuffer>,
+    sums: Sums,
+}
+
+#[derive(Debug, Default)]
+enum Sums {
+    #[default]
+    None,
+    /// The bucket, and the sums that it becomes.
+    Coming(Work<(HostBuffer, HostBuffer)>),
+    Here(HostBuffer),
 }
 
 /// What every rank contributes to the step's agreement, summed over ranks.
@@ -53,10 +76,12 @@ impl GradientStore {
         Self {
             sums: (0..parameters).map(|_| None).collect(),
             buckets: (0..buckets).map(|_| Filling::default()).collect(),
+            on_their_way: VecDeque::new(),
             next: 0,
             arrived: vec![0; parameters],
             filled: vec![false; parameters],
             contributions: vec![0; parameters],
+            not_finite: None,
             weight: 0.0,
             weighted_loss: 0.0,
             failure: None,
@@ -72,6 +97,7 @@ impl GradientStore {
     pub(crate) fn receive(&mut self, engine: &Engine, parameter: ParameterIndex, gradient: Tensor<1>) {
         self.arrived[parameter.index()] += 1;
         if !engine.reduces_in_backward() {
+            let gradient = gradient.cast(burn_dtype(engine.config.precision.accumulate));
             let sum = &mut self.sums[parameter.index()];
             *sum = Some(match sum.take() {
                 Some(sum) => sum + gradient,
@@ -80,7 +106,7 @@ impl GradientStore {
             return;
         }
         let Some(index) = engine.layout.bucket_of(parameter) else { return };
-        self.fill(engine, index, parameter, HostTensor::new(gradient).as_slice());
+        self.fill(engine, index, parameter, &HostTensor::new(gradient));
         while self.next < self.buckets.len() && self.is_complete(engine, self.next) {
             self.reduce(engine, self.next);
             self.next += 1;
@@ -88,18 +114,16 @@ impl GradientStore {
     }
 
     /// Copies a gradient into its bucket, or adds it to what already lies there.
-    fn fill(&mut self, engine: &Engine, index: usize, parameter: ParameterIndex, gradient: &[f32]) {
+    fn fill(&mut self, engine: &Engine, index: usize, parameter: ParameterIndex, gradient: &HostTensor) {
         let bucket = &engine.layout.buckets()[index];
-        let buffer = self.buckets[index]
-            .buffer
-            .get_or_insert_with(|| engine.scratch.take(bucket.numel() * size_of::<f32>()));
-        copy_segments(
-            bucket,
-            parameter,
-            gradient,
-            buffer,
-            std::mem::replace(&mut self.filled[parameter.index()], true),
-        );
+        let wire = engine.config.precision.reduce();
+        let buffer = &mut self.buckets[index].buffer;
+        let buffer = buffer.get_or_insert_with(|| engine.scratch.take(bucket.numel() * wire.size()));
+        let is_filled = std::mem::replace(&mut self.filled[parameter.index()], true);
+        let how = if is_filled { Write::Add } else { Write::Put };
+        if !write_segments(bucket, parameter, gradient, (wire, buffer), how) {
+            self.not_finite.get_or_insert(parameter);
+        }
     }
 
     /// Whether no more gradients are to be expected for the bucket in this backward.
@@ -113,29 +137,58 @@ impl GradientStore {
     /// Sends the bucket to its owners; what no gradient filled counts as zero. After a failure it only cleans up.
     fn reduce(&mut self, engine: &Engine, index: usize) {
         let bucket = &engine.layout.buckets()[index];
+        let wire = engine.config.precision.reduce();
         let buffer = self.buckets[index].buffer.take();
-        let mut buffer = buffer.unwrap_or_else(|| engine.scratch.take(bucket.numel() * size_of::<f32>()));
+        let mut buffer = buffer.unwrap_or_else(|| engine.scratch.take(bucket.numel() * wire.size()));
         for &parameter in bucket.parameters() {
             if !std::mem::take(&mut self.filled[parameter.index()]) {
-                clear_segments(bucket, parameter, &mut buffer);
+                clear_segments(bucket, parameter, (wire, &mut buffer));
             }
+        }
+        self.settle(engine, index);
+        while self.on_their_way.len() >= ON_THEIR_WAY {
+            self.settle_oldest(engine);
         }
         if self.failure.is_some() {
             return;
         }
-        match reduce_to_owner(engine, index, &buffer) {
-            Err(error) => self.failure = Some(error),
-            Ok(part) => {
-                let sum = &mut self.buckets[index].part;
-                match sum {
-                    None => *sum = Some(part),
-                    Some(sum) => {
-                        for (sum, part) in sum.as_mut_slice::<f32>().iter_mut().zip(part.as_slice::<f32>()) {
-                            *sum += part;
-                        }
-                    }
-                }
+        let (sums, how) = match std::mem::take(&mut self.buckets[index].sums) {
+            Sums::Here(sums) => (sums, Write::Add),
+            // Settled above.
+            Sums::Coming(_) | Sums::None => (engine.sums(index), Write::Put),
+        };
+        self.buckets[index].sums = match start(engine, index, how, buffer, sums) {
+            Ok(Started::Coming(work)) => {
+                self.on_their_way.push_back(index);
+                Sums::Coming(work)
             }
+            Ok(Started::Done(sums)) => Sums::Here(sums),
+            Err(error) => {
+                self.failure = Some(error);
+                Sums::None
+            }
+        };
+    }
+
+    /// Waits for the sums of a bucket that is on its way.
+    fn settle(&mut self, engine: &Engine, index: usize) {
+        let sums = &mut self.buckets[index].sums;
+        let Sums::Coming(_) = sums else { return };
+        let Sums::Coming(work) = std::mem::take(sums) else { return };
+        self.on_their_way.retain(|other| *other != index);
+        let begin = (!work.is_done()).then(Instant::now);
+        match work.wait() {
+            Ok((_, sums)) => self.buckets[index].sums = Sums::Here(sums),
+            Err(failed) => drop(self.failure.get_or_insert(failed.error)),
+        }
+        if let Some(begin) = begin {
+            engine.recorder.exposed(Activity::Reduce, begin);
+        }
+    }
+
+    fn settle_oldest(&mut self, engine: &Engine) {
+        if let Some(index) = self.on_their_way.front().copied() {
+            self.settle(engine, index);
         }
     }
 
@@ -192,22 +245,25 @@ impl GradientStore {
     }
 
     /// What all ranks brought since the last step.
-    pub(crate) fn contributions(&self, engine: &Engine, lr: f64) -> Result<Contributions, CommError> {
+    pub(crate) fn contributions(&self, engine: &Engine, rates: &[f64]) -> Result<Contributions, CommError> {
         let mut values = vec![self.weight, self.weighted_loss];
         values.extend(self.contributions.iter().map(|&count| count as f64));
         if engine.world() > 1 {
-            // Ranks whose labels differ are told so: all have to step by the same rate.
-            let label = format!("what each rank brings to the step, with learning rate {lr}");
+            // Ranks whose labels differ are told so: all have to step by the same rates.
+            let label = format!("what each rank brings to the step, with {}", describe(rates));
             engine.comm.all_reduce(&mut values, ReduceOp::Sum, &label)?;
         }
         Ok(Contributions { weight: values[0], weighted_loss: values[1], counts: values.split_off(2) })
     }
 
-    /// Bytes held now.
-    pub(crate) fn bytes(&self) -> Bytes {
-        let sums = distinct_bytes(self.sums.iter().flatten());
-        let buffers = self.buckets.iter().flat_map(|bucket| [&bucket.buffer, &bucket.part]).flatten();
-        Bytes::new(sums + buffers.map(|buffer| buffer.len() as u64).sum::<u64>())
+    /// Bytes of sums that are held now, or will be when what is on its way has come.
+    pub(crate) fn bytes(&self, engine: &Engine) -> Bytes {
+        let whole = distinct_bytes(self.sums.iter().flatten());
+        let buckets = self.buckets.iter().enumerate().map(|(index, bucket)| match &bucket.sums {
+            Sums::None => 0,
+            Sums::Here(_) | Sums::Coming(_) => engine.sums_bytes(index),
+        });
+        Bytes::new(whole + buckets.sum::<usize>() as u64)
     }
 
     /// Reduces what is not reduced yet and moves all gradients out.
@@ -215,85 +271,127 @@ impl GradientStore {
         if engine.world() == 1 {
             return Ok(OwnedGradients::Whole(self.sums.iter_mut().map(Option::take).collect()));
         }
-        if engine.reduces_in_backward() {
-            let rank = engine.comm.rank().index();
-            let parts = self.buckets.iter_mut().zip(engine.layout.buckets()).map(|(filling, bucket)| {
-                // Without any backward there is nothing: the owner's part is zero.
-                filling.part.take().unwrap_or_else(|| {
-                    let mut part = engine.scratch.take(bucket.counts()[rank] * size_of::<f32>());
-                    part.fill(0);
-                    part
-                })
-            });
-            return Ok(OwnedGradients::Parts(parts.collect()));
-        }
-        let buckets = 0..engine.layout.buckets().len();
-        if engine.config.stage.shards_optimizer() {
-            let parts = buckets.map(|index| reduce_to_owner(engine, index, &self.take_sums(engine, index)));
-            return Ok(OwnedGradients::Parts(parts.collect::<Result<_, _>>()?));
-        }
-        let whole = buckets.map(|index| {
-            let mut buffer = self.take_sums(engine, index);
-            let label = &engine.bucket_labels[index];
-            engine.comm.all_reduce(buffer.as_mut_slice::<f32>(), ReduceOp::Sum, label)?;
-            Ok(buffer)
-        });
-        Ok(OwnedGradients::Replicated(whole.collect::<Result<_, CommError>>()?))
-    }
-
-    /// Moves this rank's sums into a bucket; where there is none, it holds zeros.
-    fn take_sums(&mut self, engine: &Engine, index: usize) -> HostBuffer {
-        let bucket = &engine.layout.buckets()[index];
-        let mut buffer = engine.scratch.take(bucket.numel() * size_of::<f32>());
-        for &parameter in bucket.parameters() {
-            match self.sums[parameter.index()].take() {
-                Some(sum) => {
-                    copy_segments(bucket, parameter, HostTensor::new(sum).as_slice(), &mut buffer, false);
-                }
-                None => clear_segments(bucket, parameter, &mut buffer),
+        if !engine.reduces_in_backward() {
+            for index in 0..self.buckets.len() {
+                self.take_sums(engine, index);
+                self.reduce(engine, index);
             }
         }
-        buffer
+        for index in 0..self.buckets.len() {
+            self.settle(engine, index);
+        }
+        if let Some(error) = self.failure.take() {
+            return Err(error);
+        }
+        let sums = self.buckets.iter_mut().enumerate().map(|(index, bucket)| {
+            match std::mem::take(&mut bucket.sums) {
+                Sums::Here(sums) => sums,
+                // Without any backward there is nothing: the owner's part is zero.
+                Sums::Coming(_) | Sums::None => {
+                    let mut sums = engine.sums(index);
+                    sums.fill(0);
+                    sums
+                }
+            }
+        });
+        let sums = sums.collect();
+        Ok(if engine.config.stage.shards_optimizer() {
+            OwnedGradients::Parts(sums)
+        } else {
+            OwnedGradients::Replicated(sums)
+        })
+    }
+
+    /// The first parameter whose gradient was not finite on this rank, as far as gradients were looked at.
+    pub(crate) fn not_finite(&self) -> Option<ParameterIndex> {
+        self.not_finite
+    }
+
+    /// Moves this rank's sums into a bucket.
+    fn take_sums(&mut self, engine: &Engine, index: usize) {
+        for &parameter in engine.layout.buckets()[index].parameters() {
+            if let Some(sum) = self.sums[parameter.index()].take() {
+                self.fill(engine, index, parameter, &HostTensor::new(sum));
+            }
+        }
     }
 }
 
-fn reduce_to_owner(engine: &Engine, index: usize, buffer: &HostBuffer) -> Result<HostBuffer, CommError> {
-    let counts = engine.layout.buckets()[index].counts();
-    let mut part = engine.scratch.take(counts[engine.comm.rank().index()] * size_of::<f32>());
-    engine.comm.reduce_scatter_uneven(
-        buffer.as_slice::<f32>(),
-        part.as_mut_slice::<f32>(),
-        counts,
-        ReduceOp::Sum,
-        &engine.bucket_labels[index],
-    )?;
-    Ok(part)
+/// The learning rates of a step, by parameter.
+fn describe(rates: &[f64]) -> String {
+    let (low, high) = rates
+        .iter()
+        .fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), rate| (low.min(*rate), high.max(*rate)));
+    if low >= high {
+        return format!("learning rate {high}");
+    }
+    let mut digest = DefaultHasher::new();
+    rates.iter().for_each(|rate| rate.to_bits().hash(&mut digest));
+    format!("learning rates from {low} to {high}, {:016x} in all", digest.finish())
 }
 
-fn copy_segments(
+/// A reduction that was started.
+enum Started {
+    Coming(Work<(HostBuffer, HostBuffer)>),
+    Done(HostBuffer),
+}
+
+/// Reduces a bucket: beside compute, or at once.
+fn start(
+    engine: &Engine,
+    index: usize,
+    how: Write,
+    bucket: HostBuffer,
+    sums: HostBuffer,
+) -> Result<Started, CommError> {
+    let precision = &engine.config.precision;
+    let reduction = Reduction {
+        counts: engine.layout.buckets()[index].counts().to_vec(),
+        wire: precision.reduce(),
+        accumulate: precision.accumulate,
+        to_all: !engine.config.stage.shards_optimizer(),
+        how,
+    };
+    let bytes = reduction.bytes(engine.comm.rank().index());
+    let (label, scratch) = (&engine.bucket_labels[index], engine.scratch.clone());
+    let recorder = std::sync::Arc::clone(&engine.recorder);
+    let run = move |comm: &dyn zero_comm::Communicator,
+                    (bucket, sums): &mut (HostBuffer, HostBuffer),
+                    label: &str| {
+        recorder.during(Activity::Reduce, label, bytes, || reduction.run(comm, bucket, sums, &scratch, label))
+    };
+    match &engine.reductions {
+        Some(queue) => {
+            Ok(Started::Coming(queue.submit(OpKind::ReduceScatter, label, bytes, (bucket, sums), run)))
+        }
+        None => {
+            let (begin, mut buffers) = (Instant::now(), (bucket, sums));
+            run(&*engine.comm, &mut buffers, label)?;
+            engine.recorder.exposed(Activity::Reduce, begin);
+            Ok(Started::Done(buffers.1))
+        }
+    }
+}
+
+/// Writes a gradient to where it lies in the bucket; whether all of it was finite.
+fn write_segments(
     bucket: &Bucket,
     parameter: ParameterIndex,
-    values: &[f32],
-    buffer: &mut HostBuffer,
-    add: bool,
-) {
-    let buffer = buffer.as_mut_slice::<f32>();
+    gradient: &HostTensor,
+    (wire, buffer): (DType, &mut HostBuffer),
+    how: Write,
+) -> bool {
+    let mut finite = true;
     for segment in bucket.segments(parameter) {
-        let from = &values[segment.source.clone()];
-        let to = &mut buffer[segment.offset..][..from.len()];
-        if add {
-            for (to, from) in to.iter_mut().zip(from) {
-                *to += from;
-            }
-        } else {
-            to.copy_from_slice(from);
-        }
+        let from = gradient.floats().slice(segment.source.clone());
+        let to = FloatsMut::new(wire, buffer).slice(segment.offset..segment.offset + from.len());
+        finite &= to.write(how, from, 1.0);
     }
+    finite
 }
 
-fn clear_segments(bucket: &Bucket, parameter: ParameterIndex, buffer: &mut HostBuffer) {
-    let buffer = buffer.as_mut_slice::<f32>();
+fn clear_segments(bucket: &Bucket, parameter: ParameterIndex, (wire, buffer): (DType, &mut HostBuffer)) {
     for segment in bucket.segments(parameter) {
-        buffer[segment.offset..][..segment.source.len()].fill(0.0);
+        FloatsMut::new(wire, buffer).slice(segment.offset..segment.offset + segment.source.len()).clear();
     }
 }

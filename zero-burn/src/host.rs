@@ -6,16 +6,22 @@ use std::ops::Range;
 #[cfg(feature = "flex")]
 use std::sync::Arc;
 
-use burn::tensor::{Bytes as TensorBytes, DType, Device, FloatDType, Tensor, TensorData};
+use burn::tensor::{Bytes as TensorBytes, DType as TensorDType, Device, Tensor, TensorData};
 use burn_std::{AccessError, AccessPolicy, AllocationController, AllocationProperty};
 use zero_comm::Region;
+use zero_core::DType;
 use zero_offload::HostBuffer;
 
-/// The elements of an `f32` tensor in host memory.
+use crate::floats::{Floats, burn_dtype};
+
+/// The elements of a tensor of floats in host memory.
 ///
 /// A Flex tensor is read in place, whoever else holds it; a tensor of another backend is copied to the host once.
 #[derive(Debug)]
-pub(crate) struct HostTensor(Memory);
+pub(crate) struct HostTensor {
+    memory: Memory,
+    dtype: DType,
+}
 
 #[derive(Debug)]
 enum Memory {
@@ -25,37 +31,46 @@ enum Memory {
 }
 
 impl HostTensor {
+    /// `f32`, `f16` and `bf16` as they are, anything else as `f32`.
     pub(crate) fn new(tensor: Tensor<1>) -> Self {
-        Self::in_place(tensor.clone())
-            .unwrap_or_else(|| Self(Memory::Copy(tensor.cast(FloatDType::F32).into_data())))
+        if let Some(in_place) = Self::in_place(tensor.clone()) {
+            return in_place;
+        }
+        let dtype = host_dtype(tensor.dtype()).unwrap_or(DType::F32);
+        Self { memory: Memory::Copy(tensor.cast(burn_dtype(dtype)).into_data()), dtype }
     }
 
-    /// The elements where they lie; `None` where they are not in host memory, in order and `f32`.
+    /// The elements where they lie; `None` where they are not in host memory, in order and of a type that is known.
     pub(crate) fn in_place(tensor: Tensor<1>) -> Option<Self> {
         #[cfg(feature = "flex")]
         if let Ok(flex) = tensor.try_into_primitive::<burn_flex::Flex>()
             && flex.is_contiguous()
-            && flex.dtype() == DType::F32
+            && let Some(dtype) = host_dtype(flex.dtype())
         {
-            return Some(Self(Memory::Flex(flex)));
+            return Some(Self { memory: Memory::Flex(flex), dtype });
         }
         None
     }
 
+    pub(crate) fn floats(&self) -> Floats<'_> {
+        Floats::new(self.dtype, self.bytes())
+    }
+
+    /// The elements of an `f32` tensor.
+    ///
+    /// # Panics
+    ///
+    /// If it is of another type.
     pub(crate) fn as_slice(&self) -> &[f32] {
-        match &self.0 {
-            #[cfg(feature = "flex")]
-            Memory::Flex(flex) => {
-                let start = flex.layout().start_offset();
-                &flex.storage::<f32>()[start..start + flex.layout().num_elements()]
-            }
-            Memory::Copy(data) => bytemuck::cast_slice(data.as_bytes()),
+        match self.floats() {
+            Floats::F32(numbers) => numbers,
+            Floats::F16(_) | Floats::BF16(_) => unreachable!("masters and initial values are f32"),
         }
     }
 
     /// The whole allocation behind the elements, as addresses: a view shares it with what it views.
     pub(crate) fn allocation(&self) -> Range<usize> {
-        let bytes = match &self.0 {
+        let bytes = match &self.memory {
             #[cfg(feature = "flex")]
             Memory::Flex(flex) => flex.bytes(),
             Memory::Copy(data) => data.as_bytes(),
@@ -67,8 +82,30 @@ impl HostTensor {
 
 impl Region for HostTensor {
     fn bytes(&self) -> &[u8] {
-        bytemuck::cast_slice(self.as_slice())
+        match &self.memory {
+            #[cfg(feature = "flex")]
+            Memory::Flex(flex) => {
+                let (start, size) = (flex.layout().start_offset(), self.dtype.size());
+                &flex.bytes()[start * size..(start + flex.layout().num_elements()) * size]
+            }
+            Memory::Copy(data) => data.as_bytes(),
+        }
     }
+}
+
+/// The type of a tensor's elements, if memory of it is read as it is.
+fn host_dtype(dtype: TensorDType) -> Option<DType> {
+    match dtype {
+        TensorDType::F32 => Some(DType::F32),
+        TensorDType::F16 => Some(DType::F16),
+        TensorDType::BF16 => Some(DType::BF16),
+        _ => None,
+    }
+}
+
+/// Burn's name for the type of a parameter's elements.
+pub(crate) fn tensor_dtype(dtype: DType) -> TensorDType {
+    burn_dtype(dtype).into()
 }
 
 /// Whether two tensors lie in the same storage. Where that cannot be told, `true`.
@@ -94,16 +131,57 @@ pub(crate) fn distinct_bytes<'a>(tensors: impl IntoIterator<Item = &'a Tensor<1>
     allocations.iter().map(|range| range.len() as u64).sum::<u64>() + elsewhere
 }
 
-/// A flat `f32` tensor whose memory is `buffer`; dropping the last handle gives the buffer back to its pool.
-pub(crate) fn tensor_from_buffer(buffer: HostBuffer, device: &Device) -> Tensor<1> {
-    let (bytes, numel) = (buffer.len(), buffer.len() / size_of::<f32>());
+/// A flat tensor of `dtype` whose memory is `buffer`; dropping the last handle gives the buffer back to its pool.
+pub(crate) fn tensor_from_buffer(buffer: HostBuffer, dtype: DType, device: &Device) -> Tensor<1> {
+    tensor_from_memory(Pooled { buffer: Some(buffer), is_written: false, after: None }, dtype, device)
+}
+
+/// As [`tensor_from_buffer`]; when the last handle is dropped, `after` gets the buffer, unless Burn has written to it:
+/// an operation that is the last to need a tensor may put its result there. Burn drops under its own global lock, so
+/// `after` must not wait.
+pub(crate) fn lent_tensor(
+    buffer: HostBuffer,
+    dtype: DType,
+    device: &Device,
+    after: impl FnOnce(Option<HostBuffer>) + Send + Sync + 'static,
+) -> Tensor<1> {
+    tensor_from_memory(
+        Pooled { buffer: Some(buffer), is_written: false, after: Some(Box::new(after)) },
+        dtype,
+        device,
+    )
+}
+
+fn tensor_from_memory(memory: Pooled, dtype: DType, device: &Device) -> Tensor<1> {
+    let bytes = memory.buffer().len();
     // SAFETY: a `HostBuffer` is initialised over its whole length, which is the length given.
-    let bytes = unsafe { TensorBytes::from_controller(Box::new(Pooled(buffer)), bytes) };
-    Tensor::from_data(TensorData::from_bytes(bytes, [numel], DType::F32), device)
+    let bytes_of_tensor = unsafe { TensorBytes::from_controller(Box::new(memory), bytes) };
+    let data = TensorData::from_bytes(bytes_of_tensor, [bytes / dtype.size()], tensor_dtype(dtype));
+    Tensor::from_data(data, (device, tensor_dtype(dtype)))
 }
 
 /// Lets Burn hold a pooled buffer as a tensor's memory.
-struct Pooled(HostBuffer);
+struct Pooled {
+    /// There until the drop.
+    buffer: Option<HostBuffer>,
+    /// Whether somebody was given the memory to write to.
+    is_written: bool,
+    after: Option<Box<dyn FnOnce(Option<HostBuffer>) + Send + Sync>>,
+}
+
+impl Pooled {
+    fn buffer(&self) -> &HostBuffer {
+        self.buffer.as_ref().expect("there until the drop")
+    }
+}
+
+impl Drop for Pooled {
+    fn drop(&mut self) {
+        if let Some(after) = self.after.take() {
+            after(self.buffer.take().filter(|_| !self.is_written));
+        }
+    }
+}
 
 impl AllocationController for Pooled {
     fn alloc_align(&self) -> usize {
@@ -115,7 +193,9 @@ impl AllocationController for Pooled {
     }
 
     unsafe fn memory_mut(&mut self, _policy: AccessPolicy) -> Result<&mut [MaybeUninit<u8>], AccessError> {
-        let (pointer, len) = (self.0.as_mut_ptr(), self.0.len());
+        self.is_written = true;
+        let buffer = self.buffer.as_mut().expect("there until the drop");
+        let (pointer, len) = (buffer.as_mut_ptr(), buffer.len());
         // SAFETY: the buffer is exclusively borrowed for the result's lifetime; the caller writes initialised
         // bytes only, as the trait demands.
         Ok(unsafe { std::slice::from_raw_parts_mut(pointer.cast(), len) })
@@ -124,6 +204,6 @@ impl AllocationController for Pooled {
     fn memory(&self, _policy: AccessPolicy) -> Result<&[MaybeUninit<u8>], AccessError> {
         // SAFETY: the buffer is borrowed for the result's lifetime, and initialised bytes may be read as
         // possibly uninitialised ones.
-        Ok(unsafe { std::slice::from_raw_parts(self.0.as_ptr().cast(), self.0.len()) })
+        Ok(unsafe { std::slice::from_raw_parts(self.buffer().as_ptr().cast(), self.buffer().len()) })
     }
 }

@@ -48,23 +48,34 @@ mod census;
 mod elementwise;
 mod engine;
 mod error;
+mod floats;
 mod gather;
+mod gathers;
 mod gradients;
+mod group;
+mod held;
 mod host;
 mod materialize;
 mod optimizer;
 mod owned;
+mod queues;
+mod reduction;
 mod report;
 mod shard;
 mod shared;
 mod stand_in;
+mod statistics;
+mod stored;
 mod uses;
+mod windows;
 mod zero;
 
-pub use error::ZeroError;
+pub use error::{NotFinite, ZeroError};
+pub use group::GroupRate;
 pub use materialize::materialize;
 pub use optimizer::{StepOutcome, ZeroOptimizer};
 pub use report::MemoryReport;
+pub use statistics::{Activity, Statistics, TraceEvent};
 pub use zero::Zero;
 #[cfg(feature = "launcher")]
 pub use zero_comm::launcher;
@@ -74,8 +85,8 @@ pub use zero_comm::{
 };
 pub use zero_core::memory::{plan, plan_largest};
 pub use zero_core::{
-    Bytes, ConfigError, DType, Layout, MemoryPlan, OptimizerCost, Partition, Rank, Stage, StateBytes,
-    WorldSize, ZeroConfig, nearest,
+    AtMinScale, Bytes, ConfigError, DType, DynamicLossScale, Layout, LossScaling, MemoryPlan, OptimizerCost,
+    Partition, Precision, Rank, ReduceGradients, Stage, StateBytes, WorldSize, ZeroConfig, nearest,
 };
 
 /// The examples of the README, compiled and run.

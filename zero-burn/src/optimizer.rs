@@ -1,46 +1,68 @@
 //! The optimizer step on shards.
 
 use std::sync::Arc;
+use std::time::Instant;
 
+use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::Module;
-use burn::optim::{Optimizer, RecordState, StateSink};
+use burn::optim::Optimizer;
+use burn::tensor::Tensor;
+use wildmatch::WildMatch;
 use zero_core::ParameterIndex;
 
 use crate::ZeroError;
 use crate::elementwise;
 use crate::engine::Engine;
+use crate::error::NotFinite;
+use crate::group::{Group, GroupRate};
 use crate::report::MemoryReport;
 use crate::stand_in::check_model;
+use crate::statistics::{Activity, Statistics};
+use crate::stored::Stored;
 
 /// PyTorch's guard against a division by a norm of zero (`clip_grad_norm_`).
 const CLIP_EPSILON: f64 = 1e-6;
 
-/// Updates a sharded model with an element-wise Burn optimizer; made by [`Zero::optimizer`](crate::Zero::optimizer).
+/// Updates a sharded model with element-wise Burn optimizers; made by [`Zero::optimizer`](crate::Zero::optimizer).
 ///
 /// Holds the optimizer state of this rank's shards, and nothing else.
 pub struct ZeroOptimizer<O: Optimizer> {
     engine: Arc<Engine>,
-    optimizer: O,
-    states: Vec<Option<O::State<1>>>,
+    /// The last one has what no other has.
+    groups: Vec<Group<O>>,
+    /// By parameter.
+    group_of: Vec<usize>,
+    states: Vec<Option<Stored<O::State<1>>>>,
     state_bytes: u64,
     step: u64,
+    skipped: u64,
+    /// What had been counted when the last step ended.
+    counted: Statistics,
 }
 
-/// What one step did; equal on all ranks, but for `memory`.
-#[derive(Clone, Copy, Debug, PartialEq)]
+/// What one step did; equal on all ranks, but for `memory` and `statistics`.
+#[derive(Clone, Debug, PartialEq)]
 pub struct StepOutcome {
     /// Steps applied so far, this one included.
     pub step: u64,
     /// Whether parameters were updated. A gradient that is not finite skips the step on every rank.
     pub applied: bool,
+    /// Steps skipped so far, this one included.
+    pub skipped: u64,
+    /// Why the step was skipped.
+    pub not_finite: Option<NotFinite>,
     /// The mean of all losses since the last step over ranks and micro-batches, by their weights.
     pub loss: f64,
+    /// What the losses were multiplied by in backward. It does not show in `loss` and `grad_norm`.
+    pub loss_scale: f64,
     /// The L2 norm of the mean gradient over all trainable parameters, before clipping.
     pub grad_norm: f64,
     /// What the gradient was multiplied by to keep its norm within `clip_norm`; 1 where nothing was clipped.
     pub clip_factor: f64,
     /// Memory of this rank.
     pub memory: MemoryReport,
+    /// What this rank did since the last step.
+    pub statistics: Statistics,
 }
 
 impl<O: Optimizer> std::fmt::Debug for ZeroOptimizer<O> {
@@ -56,17 +78,86 @@ impl<O: Optimizer> ZeroOptimizer<O> {
     pub(crate) fn new(engine: Arc<Engine>, optimizer: O) -> Result<Self, ZeroError> {
         elementwise::check(&optimizer, &engine.device)?;
         let parameters = engine.layout.parameters().len();
+        let rest = Group { pattern: String::from("*"), optimizer, rate: GroupRate::Times(1.0) };
         Ok(Self {
+            counted: engine.statistics(),
             engine,
-            optimizer,
+            groups: vec![rest],
+            group_of: vec![0; parameters],
             states: (0..parameters).map(|_| None).collect(),
             state_bytes: 0,
             step: 0,
+            skipped: 0,
         })
     }
 
+    /// The same, with an optimizer of their own for the parameters whose module path matches `pattern`, in which `*`
+    /// stands for any characters and `?` for one: their own decay and betas, and, by `rate`, their own learning rate.
+    ///
+    /// A parameter belongs to the first group that matches. A tied parameter goes by the first of its paths. Every rank
+    /// has to make the same groups, before the first step.
+    ///
+    /// ```
+    /// # use burn::{nn::LinearConfig, optim::AdamWConfig, tensor::Device};
+    /// # use zero_burn::{GroupRate, LocalWorld, WorldSize, Zero, ZeroConfig, ZeroError};
+    /// # LocalWorld::new(WorldSize::ONE).run(|comm| -> Result<(), ZeroError> {
+    /// # let zero = Zero::new(ZeroConfig::default(), &comm, Device::default())?;
+    /// # let model = zero.shard(|device| LinearConfig::new(8, 4).init(device))?;
+    /// let optimizer = zero
+    ///     .optimizer(AdamWConfig::new().with_weight_decay(0.1).build())?
+    ///     .group("*bias", AdamWConfig::new().with_weight_decay(0.0).build(), GroupRate::Times(2.0))?;
+    /// # drop((model, optimizer));
+    /// # Ok(())
+    /// # }).unwrap();
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`ZeroError::EmptyGroup`] if no parameter is left that matches, [`ZeroError::NotElementwise`],
+    /// [`ZeroError::InvalidLearningRate`], [`ZeroError::GroupTooLate`] after the first step.
+    pub fn group(mut self, pattern: &str, optimizer: O, rate: GroupRate) -> Result<Self, ZeroError> {
+        if self.step > 0 {
+            return Err(ZeroError::GroupTooLate { pattern: pattern.to_owned() });
+        }
+        rate.check()?;
+        elementwise::check(&optimizer, &self.engine.device)?;
+        let (rest, matcher) = (self.groups.len() - 1, WildMatch::new(pattern));
+        let mut members = 0;
+        for parameter in self.engine.layout.parameters() {
+            let group = &mut self.group_of[parameter.index().index()];
+            if *group == rest {
+                let is_member = matcher.matches(parameter.name());
+                *group = if is_member { rest } else { rest + 1 };
+                members += usize::from(is_member);
+            }
+        }
+        if members == 0 {
+            let name = self.engine.layout.parameters().first().map_or("", |parameter| parameter.name());
+            return Err(ZeroError::EmptyGroup { pattern: pattern.to_owned(), example: name.to_owned() });
+        }
+        self.groups.insert(rest, Group { pattern: pattern.to_owned(), optimizer, rate });
+        Ok(self)
+    }
+
+    /// Sets the learning rate of the group that was made with `pattern`, for the steps that follow; `"*"` is the one of
+    /// all parameters that no other group has. Every rank has to set the same.
+    ///
+    /// # Errors
+    ///
+    /// [`ZeroError::EmptyGroup`] if no group was made with that pattern, [`ZeroError::InvalidLearningRate`].
+    pub fn set_rate(&mut self, pattern: &str, rate: GroupRate) -> Result<(), ZeroError> {
+        rate.check()?;
+        let group = self.groups.iter_mut().find(|group| group.pattern == pattern);
+        let Some(group) = group else {
+            return Err(ZeroError::EmptyGroup { pattern: pattern.to_owned(), example: String::from("*") });
+        };
+        group.rate = rate;
+        Ok(())
+    }
+
     /// Averages the gradients of all backwards since the last step, clips them, updates this rank's shards and
-    /// publishes them. Every rank has to call it.
+    /// publishes them. Every rank has to call it, with the same rate: a number, or what a schedule of Burn gives, be it
+    /// for all parameters or by module path.
     ///
     /// A parameter that got no gradient on any rank is left alone, as Burn's own optimizers do. While it runs, a step
     /// holds this rank's old and new shards side by side (at stage 0: parameters).
@@ -77,51 +168,78 @@ impl<O: Optimizer> ZeroOptimizer<O> {
     ///
     /// [`ZeroError::InvalidLearningRate`]; [`ZeroError::NothingToStep`] without a backward since the last step;
     /// [`ZeroError::ForeignModel`] for a model of another engine and [`ZeroError::ModelChanged`] for one whose
-    /// parameters were set outside of it, before anything is changed; [`ZeroError::StrayGradient`] and [`ZeroError::Unfrozen`] for gradients that should not have come;
-    /// [`ZeroError::Communication`] when another rank is lost.
-    pub fn step<M: Module>(&mut self, lr: f64, model: &mut M) -> Result<StepOutcome, ZeroError> {
-        if !lr.is_finite() {
-            return Err(ZeroError::InvalidLearningRate { lr });
-        }
+    /// parameters were set outside of it, before anything is changed; [`ZeroError::StrayGradient`] and
+    /// [`ZeroError::Unfrozen`] for gradients that should not have come; [`ZeroError::ScaleAtMinimum`], on all ranks, with
+    /// the step skipped; [`ZeroError::Communication`] when another rank is lost.
+    ///
+    /// # Panics
+    ///
+    /// If `lr` is an empty `ModuleLearningRate`, which Burn makes by `default` alone.
+    pub fn step<M: Module>(
+        &mut self,
+        lr: impl Into<ModuleLearningRate>,
+        model: &mut M,
+    ) -> Result<StepOutcome, ZeroError> {
         let engine = self.engine.clone();
+        let rates = self.rates(&lr.into())?;
         engine.check()?;
         check_model(model, &engine)?;
 
-        let contributions = engine.contributions(lr)?;
+        let contributions = engine.contributions(&rates)?;
         if contributions.weight <= 0.0 {
             return Err(ZeroError::NothingToStep);
         }
-        let (mut gradients, sum_of_squares) = engine.take_gradients()?;
-        let grad_norm = sum_of_squares.sqrt() / contributions.weight;
+        let (mut gradients, arrived, sum_of_squares) = engine.take_gradients()?;
+        // It changes with a step alone, so it is that of all backwards.
+        let loss_scale = engine.loss_scale();
+        let divisor = contributions.weight * loss_scale;
+        let grad_norm = sum_of_squares.sqrt() / divisor;
         let clip_factor = match engine.config.clip_norm {
             Some(limit) => (limit / (grad_norm + CLIP_EPSILON)).min(1.0),
             None => 1.0,
         };
         let applied = grad_norm.is_finite();
+        let mut not_finite = None;
         if applied {
-            let factor = (clip_factor / contributions.weight) as f32;
+            let begin = Instant::now();
+            let factor = (clip_factor / divisor) as f32;
             let mut updated = Vec::new();
             for parameter in engine.layout.parameters().iter().filter(|parameter| parameter.trainable()) {
                 let index = parameter.index();
                 if contributions.counts[index.index()] > 0.0
                     && let Some(gradient) = gradients.take(&engine, index, factor)
                 {
-                    updated.push((index, self.update(lr, index, gradient)));
+                    updated.push((index, self.update(&rates, index, gradient)));
                 }
             }
             drop(gradients);
+            engine.recorder.note(Activity::Update, "step", 0, begin);
             engine.replace_shards(updated)?;
             self.step += 1;
         } else {
-            tracing::warn!(grad_norm, "the gradient is not finite, the step is skipped");
+            let found = engine.find_not_finite(arrived, &gradients)?;
+            not_finite = found.map(|(parameter, rank)| NotFinite {
+                parameter: engine.parameter(parameter).name().to_owned(),
+                rank,
+            });
+            self.skipped += 1;
+            tracing::warn!(?not_finite, loss_scale, "a gradient is not finite, the step is skipped");
         }
+        if let Err(at_minimum) = engine.update_loss_scale(!applied) {
+            return Err(ZeroError::ScaleAtMinimum { not_finite, scale: at_minimum.scale });
+        }
+        let counted = engine.statistics();
         Ok(StepOutcome {
             step: self.step,
             applied,
+            skipped: self.skipped,
+            not_finite,
             loss: contributions.weighted_loss / contributions.weight,
+            loss_scale,
             grad_norm,
             clip_factor,
             memory: engine.report(),
+            statistics: counted.since(std::mem::replace(&mut self.counted, counted)),
         })
     }
 
@@ -130,20 +248,41 @@ impl<O: Optimizer> ZeroOptimizer<O> {
         self.step
     }
 
-    fn update(&mut self, lr: f64, index: ParameterIndex, gradient: burn::Tensor<1>) -> burn::Tensor<1> {
+    /// Steps skipped so far, because a gradient was not finite.
+    pub fn skipped(&self) -> u64 {
+        self.skipped
+    }
+
+    /// The learning rate of each parameter.
+    fn rates(&self, lr: &ModuleLearningRate) -> Result<Vec<f64>, ZeroError> {
+        let parameters =
+            self.engine.layout.parameters().iter().zip(&self.engine.param_ids).zip(&self.group_of);
+        parameters
+            .map(|((parameter, id), group)| {
+                let lr = self.groups[*group].rate.at(lr.lr_from_param(*id, Some(parameter.name())));
+                if lr.is_finite() { Ok(lr) } else { Err(ZeroError::InvalidLearningRate { lr }) }
+            })
+            .collect()
+    }
+
+    fn update(&mut self, rates: &[f64], index: ParameterIndex, gradient: Tensor<1>) -> Tensor<1> {
         let shard = self.engine.held(index).shard;
         if shard.shape().num_elements() == 0 {
             return shard;
         }
-        let state = self.states[index.index()].take();
-        let first = state.is_none();
-        let (shard, state) = self.optimizer.step(lr, shard, gradient, state);
+        let stored = self.states[index.index()].take();
+        let first = stored.is_none();
+        let state = stored.and_then(|stored| stored.load(&self.engine.device));
+        let group = self.group_of[index.index()];
+        let lr = rates[index.index()];
+        let (shard, state) = self.groups[group].optimizer.step(lr, shard, gradient, state);
+        let stored = state.map(|state| Stored::new(state, self.engine.config.precision.optimizer_state));
         if first {
-            let bytes = state.as_ref().map_or(0, state_bytes);
+            let bytes = stored.as_ref().map_or(0, Stored::bytes);
             self.state_bytes += bytes;
             self.engine.count_optimizer_bytes(bytes, 0);
         }
-        self.states[index.index()] = state;
+        self.states[index.index()] = stored;
         shard
     }
 }
@@ -152,11 +291,4 @@ impl<O: Optimizer> Drop for ZeroOptimizer<O> {
     fn drop(&mut self) {
         self.engine.count_optimizer_bytes(0, self.state_bytes);
     }
-}
-
-/// Bytes of the tensors in an optimizer's state.
-fn state_bytes<S: RecordState>(state: &S) -> u64 {
-    let mut sink = StateSink::default();
-    state.state_flatten("", &mut sink);
-    sink.tensors.iter().map(|(_, data)| data.as_bytes().len() as u64).sum()
 }

@@ -1,11 +1,12 @@
 //! Reduced gradients on their way to the optimizer.
 
-use burn::tensor::Tensor;
+use burn::tensor::{FloatDType, Tensor};
 use zero_comm::{CommError, CommunicatorExt, ReduceOp};
-use zero_core::{ParameterIndex, Rank};
+use zero_core::{DType, ParameterIndex, Rank};
 use zero_offload::HostBuffer;
 
 use crate::engine::Engine;
+use crate::floats::{Floats, FloatsMut, Write};
 use crate::host::{HostTensor, tensor_from_buffer};
 
 /// The summed gradients of what this rank updates.
@@ -22,32 +23,44 @@ pub(crate) enum OwnedGradients {
 impl OwnedGradients {
     /// The sum of squares of all gradients of the world.
     ///
-    /// Each rank's range is summed by itself, then the ranks' sums in rank order: every stage gives the same bits.
+    /// Each rank's range of each parameter is summed by itself, then a rank's ranges in the order of the model, then the
+    /// ranks' sums in their order: stages and bucket sizes give the same bits.
     pub(crate) fn sum_of_squares(&self, engine: &Engine) -> Result<f64, CommError> {
         let mut by_rank = vec![0.0_f64; engine.world()];
-        match self {
-            Self::Whole(gradients) => {
-                by_rank[0] = gradients
-                    .iter()
-                    .flatten()
-                    .map(|gradient| sum_of_squares(HostTensor::new(gradient.clone()).as_slice()))
-                    .sum();
-            }
-            Self::Replicated(buffers) => {
-                for (bucket, buffer) in engine.layout.buckets().iter().zip(buffers) {
-                    for (rank, sum) in by_rank.iter_mut().enumerate() {
-                        *sum += sum_of_squares(&buffer.as_slice::<f32>()[bucket.part(Rank::new(rank))]);
-                    }
+        for parameter in engine.layout.parameters() {
+            if let Self::Whole(gradients) = self {
+                if let Some(gradient) = &gradients[parameter.index().index()] {
+                    by_rank[0] += HostTensor::new(gradient.clone()).floats().sum_of_squares();
                 }
-            }
-            Self::Parts(buffers) => {
-                let own = buffers.iter().map(|part| sum_of_squares(part.as_slice::<f32>())).sum();
-                by_rank[engine.comm.rank().index()] = own;
-                // Every rank adds zeros but at its own place, so this gathers.
-                engine.comm.all_reduce(&mut by_rank, ReduceOp::Sum, "gradient norm")?;
+            } else {
+                self.each_sum(engine, parameter.index(), |rank, sums| {
+                    by_rank[rank.index()] += sums.sum_of_squares();
+                });
             }
         }
+        if let Self::Parts(_) = self {
+            // Every rank adds zeros but at its own place, so this gathers.
+            engine.comm.all_reduce(&mut by_rank, ReduceOp::Sum, "gradient norm")?;
+        }
         Ok(by_rank.iter().sum())
+    }
+
+    /// Shows the sums of `parameter` that are in buckets here, by rank, to `see`.
+    fn each_sum(&self, engine: &Engine, parameter: ParameterIndex, mut see: impl FnMut(Rank, Floats<'_>)) {
+        let Some(index) = engine.layout.bucket_of(parameter) else { return };
+        let bucket = &engine.layout.buckets()[index];
+        let (buffer, here) = match self {
+            Self::Whole(_) => return,
+            Self::Replicated(buffers) => (&buffers[index], 0..bucket.numel()),
+            Self::Parts(buffers) => (&buffers[index], bucket.part(engine.comm.rank())),
+        };
+        let sums = Floats::new(engine.config.precision.accumulate, buffer);
+        for segment in bucket.segments(parameter) {
+            let end = segment.offset + segment.source.len();
+            if segment.offset >= here.start && end <= here.end {
+                see(segment.rank, sums.slice(segment.offset - here.start..end - here.start));
+            }
+        }
     }
 
     /// Moves out the gradient of this rank's part of `parameter`, times `factor`.
@@ -62,13 +75,14 @@ impl OwnedGradients {
         // What lies before the buffer in the bucket: a part begins where its rank's range begins.
         let (buffer, before) = match self {
             Self::Whole(gradients) => {
-                let gradient = gradients[parameter.index()].take()?;
+                let gradient = gradients[parameter.index()].take()?.cast(FloatDType::F32);
                 return Some(if factor == 1.0 { gradient } else { gradient.mul_scalar(factor) });
             }
             Self::Replicated(buffers) => (&buffers[index], 0),
             Self::Parts(buffers) => (&buffers[index], bucket.part(engine.comm.rank()).start),
         };
-        let owned = engine.owned(parameter);
+        let (owned, sums) =
+            (engine.owned(parameter), Floats::new(engine.config.precision.accumulate, buffer));
         let mut gradient = engine.scratch.take(owned.len() * size_of::<f32>());
         let target = gradient.as_mut_slice::<f32>();
         for segment in bucket.segments(parameter) {
@@ -76,25 +90,46 @@ impl OwnedGradients {
             if !inside || segment.source.is_empty() {
                 continue;
             }
-            let from = &buffer.as_slice::<f32>()[segment.offset - before..][..segment.source.len()];
+            let start = segment.offset - before;
+            let from = sums.slice(start..start + segment.source.len());
             let to = &mut target[segment.source.start - owned.start..][..from.len()];
-            for (to, from) in to.iter_mut().zip(from) {
-                *to = from * factor;
-            }
+            FloatsMut::F32(to).write(Write::Put, from, factor);
         }
-        Some(tensor_from_buffer(gradient, &engine.device))
+        Some(tensor_from_buffer(gradient, DType::F32, &engine.device))
     }
-}
 
-/// In `f64` and in a fixed order: eight running sums, added up at the end.
-fn sum_of_squares(values: &[f32]) -> f64 {
-    let mut lanes = [0.0_f64; 8];
-    let chunks = values.chunks_exact(lanes.len());
-    let rest: f64 = chunks.remainder().iter().map(|&value| f64::from(value) * f64::from(value)).sum();
-    for chunk in chunks {
-        for (lane, &value) in lanes.iter_mut().zip(chunk) {
-            *lane += f64::from(value) * f64::from(value);
-        }
+    /// Which gradient was not finite, and on which rank: on the lowest rank that has one, the first in backward order;
+    /// where all were finite but do not add up to something finite, the first such sum. `arrived` is the first that came
+    /// to this rank and was not finite.
+    pub(crate) fn find_not_finite(
+        &self,
+        engine: &Engine,
+        arrived: Option<ParameterIndex>,
+    ) -> Result<Option<(ParameterIndex, Rank)>, CommError> {
+        let number = |index: Option<ParameterIndex>| index.map_or(-1, |index| index.index() as i64);
+        let own = [number(arrived), number(self.not_finite(engine))];
+        let mut all = vec![0_i64; own.len() * engine.world()];
+        engine.comm.all_gather(&own, &mut all, "gradients that are not finite")?;
+        let found = |kind: usize| {
+            let kinds = all.chunks_exact(own.len()).map(|own| own[kind]);
+            let (number, rank) =
+                kinds.zip(engine.comm.world_size().ranks()).find(|(number, _)| *number >= 0)?;
+            Some((ParameterIndex::new(number as usize), rank))
+        };
+        Ok(found(0).or_else(|| found(1)))
     }
-    lanes.iter().sum::<f64>() + rest
+
+    /// The first parameter, in backward order, whose sum is not finite where this rank has it.
+    fn not_finite(&self, engine: &Engine) -> Option<ParameterIndex> {
+        let buckets = engine.layout.buckets().iter().flat_map(|bucket| bucket.parameters());
+        buckets.copied().find(|&parameter| {
+            if let Self::Whole(gradients) = self {
+                let gradient = gradients[parameter.index()].clone();
+                return gradient.is_some_and(|gradient| !HostTensor::new(gradient).floats().are_finite());
+            }
+            let mut finite = true;
+            self.each_sum(engine, parameter, |_, sums| finite &= sums.are_finite());
+            !finite
+        })
+    }
 }

@@ -13,22 +13,30 @@ pub struct MemoryReport {
     /// The most that gathered parameters took at once, since the engine started or
     /// [`reset_gathered_peak`](crate::Zero::reset_gathered_peak).
     pub gathered_peak: Bytes,
-    /// Buffers kept for the next gather and the next bucket: at most the largest module's parameters and twice the
-    /// largest bucket.
+    /// Buckets that fill with gradients or are on their way to their owners now.
+    pub buckets: Bytes,
+    /// Buffers kept for the next gather, bucket or replica: at most the largest module's parameters, what may be
+    /// gathered ahead and kept, and twice the largest bucket with its sums.
     pub idle: Bytes,
 }
 
 impl MemoryReport {
     /// The categories as plain numbers, in the order of the fields.
-    pub(crate) fn to_array(self) -> [f64; 6] {
-        let Self { state, gathered, gathered_peak, idle } = self;
-        [state.parameters, state.gradients, state.optimizer, gathered, gathered_peak, idle]
+    pub(crate) fn to_array(self) -> [f64; 7] {
+        let Self { state, gathered, gathered_peak, buckets, idle } = self;
+        [state.parameters, state.gradients, state.optimizer, gathered, gathered_peak, buckets, idle]
             .map(|bytes| bytes.get() as f64)
     }
 
-    pub(crate) fn from_array(values: [f64; 6]) -> Self {
-        let [parameters, gradients, optimizer, gathered, gathered_peak, idle] =
+    pub(crate) fn from_array(values: [f64; 7]) -> Self {
+        let [parameters, gradients, optimizer, gathered, gathered_peak, buckets, idle] =
             values.map(|bytes| Bytes::new(bytes as u64));
-        Self { state: StateBytes { parameters, gradients, optimizer }, gathered, gathered_peak, idle }
+        Self {
+            state: StateBytes { parameters, gradients, optimizer },
+            gathered,
+            gathered_peak,
+            buckets,
+            idle,
+        }
     }
 }

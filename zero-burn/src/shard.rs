@@ -9,20 +9,23 @@ use std::sync::Arc;
 use burn::module::{Module, ModuleMapper, Param, ParamId};
 use burn::tensor::{DType, Device, Tensor};
 use zero_comm::{CommError, Communicator, CommunicatorExt};
-use zero_core::{Layout, Parameter, ParameterIndex, ParameterSpec, Rank, ZeroConfig};
+use zero_core::{Layout, Parameter, ParameterIndex, ParameterSpec, Precision, Rank, ZeroConfig};
 
 use crate::ZeroError;
 use crate::census::Census;
-use crate::engine::{Engine, Held, owned};
+use crate::engine::Engine;
 use crate::error::During;
+use crate::held::{Held, owned};
 use crate::host::HostTensor;
 use crate::materialize::generator;
+use crate::queues::Queues;
 use crate::stand_in::Attach;
 
 /// Builds the model on every rank and shards it.
 pub(crate) fn shard<M: Module>(
     config: &ZeroConfig,
     comm: &Arc<dyn Communicator>,
+    queues: Queues,
     device: &Device,
     build: impl FnOnce(&Device) -> M,
 ) -> Result<(M, Arc<Engine>), ZeroError> {
@@ -80,7 +83,7 @@ pub(crate) fn shard<M: Module>(
 
     let layout = lay_out(census.specs)?;
     let ids = census.positions.iter().map(|(&id, &position)| (id, ParameterIndex::new(position))).collect();
-    let engine = Arc::new(Engine::new(config.clone(), comm.clone(), inner, layout, ids, held));
+    let engine = Arc::new(Engine::new(config.clone(), queues, comm.clone(), inner, layout, ids, held));
     let all: Vec<_> = engine.layout.parameters().iter().map(|parameter| parameter.index()).collect();
     engine.publish(&all).during(|| String::from("publishing initial parameters"))?;
     let model = model.apply_reparameterization(Attach { engine: &engine, device });
@@ -93,16 +96,25 @@ fn building() -> String {
 
 /// Refuses models and configurations that differ between ranks, naming the first difference.
 fn agree(config: &ZeroConfig, comm: &dyn Communicator, specs: &[ParameterSpec]) -> Result<(), ZeroError> {
-    // Every key is named, so that a new one cannot be forgotten. How long a rank waits is its own affair.
+    // Every key is named, so that a new one cannot be forgotten. How long a rank waits, and what it gathers ahead and
+    // keeps, is its own affair.
     let ZeroConfig {
         stage,
         bucket_bytes,
+        reduce_gradients: _,
+        overlap,
         persistence_threshold,
+        lookahead_bytes: _,
+        live_bytes: _,
+        reuse_bytes: _,
         alignment,
         clip_norm,
         seed,
         deadline_seconds: _,
+        precision,
+        loss_scale: _,
     } = config;
+    let Precision { compute, reduce: _, accumulate, optimizer_state } = precision;
     let settings = [
         stage.to_string(),
         format!("bucket_bytes = {}", bucket_bytes.get()),
@@ -110,6 +122,13 @@ fn agree(config: &ZeroConfig, comm: &dyn Communicator, specs: &[ParameterSpec]) 
         format!("alignment = {alignment}"),
         clip_norm.map_or_else(|| String::from("no clip_norm"), |limit| format!("clip_norm = {limit}")),
         format!("seed = {seed}"),
+        format!("reduce_gradients = {:?}", config.reduce_gradients()),
+        format!("overlap = {overlap}"),
+        format!("precision.compute = {compute}"),
+        format!("precision.reduce = {}", precision.reduce()),
+        format!("precision.accumulate = {accumulate}"),
+        format!("precision.optimizer_state = {optimizer_state}"),
+        format!("loss_scale = {:?}", config.loss_scaling()),
     ];
     let describe = |spec: &ParameterSpec| {
         format!("parameter {} {:?} {}", spec.name, spec.shape, spec.aliases.join(" ")).trim_end().to_owned()
@@ -172,7 +191,7 @@ impl Dealer<'_> {
     /// The other ranks' side.
     fn receive(&self, parameter: &Parameter) -> Result<Held, CommError> {
         let partition = parameter.partition();
-        let mut values = vec![0.0_f32; owned(self.config, self.comm.rank(), partition).len()];
+        let mut values = vec![0.0_f32; owned(self.config.stage, self.comm.rank(), partition).len()];
         if !self.config.stage.shards_optimizer() {
             self.comm.broadcast(&mut values, Rank::ROOT, parameter.name())?;
             return Ok(self.held(values));

@@ -11,14 +11,14 @@ use burn::tensor::{Bytes as TensorBytes, DType};
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Shared {
     #[cfg(feature = "flex")]
-    flex: Option<Weak<TensorBytes>>,
+    flex: Option<(Weak<TensorBytes>, DType)>,
 }
 
 impl Shared {
     pub(crate) fn new(tensor: &Tensor<1>) -> Self {
         #[cfg(feature = "flex")]
         if let Ok(flex) = tensor.clone().try_into_primitive::<burn_flex::Flex>() {
-            return Self { flex: Some(Arc::downgrade(&flex.data_arc())) };
+            return Self { flex: Some((Arc::downgrade(&flex.data_arc()), flex.dtype())) };
         }
         Self::default()
     }
@@ -27,9 +27,10 @@ impl Shared {
     pub(crate) fn get(&self) -> Option<Tensor<1>> {
         #[cfg(feature = "flex")]
         {
-            let bytes = self.flex.as_ref()?.upgrade()?;
-            let layout = burn_flex::Layout::contiguous([bytes.len() / size_of::<f32>()].into());
-            let flex = burn_flex::FlexTensor::from_arc(bytes, layout, DType::F32);
+            let (bytes, dtype) = self.flex.as_ref()?;
+            let bytes = bytes.upgrade()?;
+            let layout = burn_flex::Layout::contiguous([bytes.len() / dtype.size()].into());
+            let flex = burn_flex::FlexTensor::from_arc(bytes, layout, *dtype);
             Some(Tensor::from_primitive::<burn_flex::Flex>(flex))
         }
         #[cfg(not(feature = "flex"))]

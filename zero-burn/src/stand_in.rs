@@ -51,7 +51,7 @@ impl Reparameterizer for Attach<'_> {
         let shape = Shape::from(self.engine.shape(parameter));
         let stand_in = Param::initialized(param.id, stand_in::<D>(self.engine, parameter, self.device))
             // A record gets the whole parameter.
-            .save_mapper(move |_| saved.engine.whole_or_nan(parameter).reshape::<D, _>(shape.clone()))
+            .save_mapper(move |_| saved.engine.master_or_nan(parameter).reshape::<D, _>(shape.clone()))
             .load_mapper(move |value| {
                 loaded.engine.report_change(parameter);
                 value
@@ -82,7 +82,11 @@ pub(crate) fn unshard<M: Module>(model: &M, engine: &Engine) -> M {
             let Some(&parameter) = self.0.ids.get(&param.id) else { return param };
             // Says what `train` makes of it.
             let trainable = self.0.parameter(parameter).trainable();
-            Param::initialized(param.id, param.val()).set_require_grad(trainable)
+            let whole = match self.0.is_mixed() {
+                true => self.0.master_or_nan(parameter).reshape::<D, _>(Shape::from(self.0.shape(parameter))),
+                false => param.val(),
+            };
+            Param::initialized(param.id, whole).set_require_grad(trainable)
         }
     }
     model.valid().materialize().map(&mut Detach(engine))

@@ -9,10 +9,12 @@ use zero_comm::{Communicator, CommunicatorExt, ReduceOp};
 use zero_core::{Layout, ZeroConfig};
 
 use crate::ZeroError;
-use crate::engine::Engine;
+use crate::engine::{Engine, lock};
 use crate::error::During;
 use crate::optimizer::ZeroOptimizer;
+use crate::queues::Queues;
 use crate::report::MemoryReport;
+use crate::statistics::{Statistics, TraceEvent};
 use crate::{shard, stand_in};
 
 /// One rank's ZeRO engine for one model.
@@ -24,6 +26,8 @@ pub struct Zero {
     config: ZeroConfig,
     comm: Arc<dyn Communicator>,
     device: Device,
+    /// For the engine, until it is made.
+    queues: Mutex<Queues>,
     engine: OnceLock<Arc<Engine>>,
     // Two threads of one rank must not shard at once.
     sharding: Mutex<()>,
@@ -50,12 +54,13 @@ impl Zero {
         // Every rank named a color, so every rank is in the group.
         let comm = group.unwrap_or_else(|| comm.clone());
         comm.set_deadline(config.deadline());
+        let queues = Mutex::new(Queues::new(&config, &comm)?);
         let gathers = config.stage.shards_parameters() && comm.world_size().get() > 1;
         let device = match device.is_autodiff() {
             false if gathers => device.autodiff().gradient_checkpointing(),
             _ => device.autodiff(),
         };
-        Ok(Self { config, comm, device, engine: OnceLock::new(), sharding: Mutex::new(()) })
+        Ok(Self { config, comm, device, queues, engine: OnceLock::new(), sharding: Mutex::new(()) })
     }
 
     /// The configuration.
@@ -98,7 +103,10 @@ impl Zero {
         if self.engine.get().is_some() {
             return Err(ZeroError::AlreadySharded);
         }
-        let (model, engine) = shard::shard(&self.config, &self.comm, &self.device, build)?;
+        let (model, engine) = {
+            let queues = std::mem::take(&mut *lock(&self.queues));
+            shard::shard(&self.config, &self.comm, queues, &self.device, build)?
+        };
         self.engine.get_or_init(|| engine);
         Ok(model)
     }
@@ -152,8 +160,9 @@ impl Zero {
             return Err(ZeroError::InvalidWeight { weight });
         }
         let value = loss.clone().inner().into_data().iter::<f64>().next().unwrap_or(f64::NAN);
+        let factor = weight * engine.loss_scale();
         engine.backward(weight, value, move || {
-            let loss = if weight == 1.0 { loss } else { loss.mul_scalar(weight) };
+            let loss = if factor == 1.0 { loss } else { loss.mul_scalar(factor) };
             drop(loss.backward());
         })
     }
@@ -179,6 +188,43 @@ impl Zero {
         let whole = stand_in::unshard(model, engine);
         engine.check()?;
         Ok(whole)
+    }
+
+    /// What the loss is multiplied by in the next backward. The same on all ranks. Local.
+    ///
+    /// # Errors
+    ///
+    /// [`ZeroError::NotSharded`].
+    pub fn loss_scale(&self) -> Result<f64, ZeroError> {
+        Ok(self.engine()?.loss_scale())
+    }
+
+    /// What this rank did since the engine began. Local; [`StepOutcome`](crate::StepOutcome) has that of each step.
+    ///
+    /// # Errors
+    ///
+    /// [`ZeroError::NotSharded`].
+    pub fn statistics(&self) -> Result<Statistics, ZeroError> {
+        Ok(self.engine()?.statistics())
+    }
+
+    /// Starts or ends to keep [`TraceEvent`]s, which takes memory until they are taken. Local.
+    ///
+    /// # Errors
+    ///
+    /// [`ZeroError::NotSharded`].
+    pub fn set_tracing(&self, is_tracing: bool) -> Result<(), ZeroError> {
+        self.engine()?.recorder.set_tracing(is_tracing);
+        Ok(())
+    }
+
+    /// The events so far, moved out. Local.
+    ///
+    /// # Errors
+    ///
+    /// [`ZeroError::NotSharded`].
+    pub fn take_trace(&self) -> Result<Vec<TraceEvent>, ZeroError> {
+        Ok(self.engine()?.recorder.take_events())
     }
 
     /// The first failure that no call could return so far. Local.
@@ -230,7 +276,7 @@ impl Zero {
     ///
     /// [`ZeroError::NotSharded`].
     pub fn reset_gathered_peak(&self) -> Result<(), ZeroError> {
-        self.engine()?.gathered.reset_peak();
+        self.engine()?.gathers.pool().reset_peak();
         Ok(())
     }
 

@@ -63,6 +63,8 @@ fn what_is_held_is_what_was_planned() {
                 persistence_threshold,
                 // Small ones, so that what is kept for reuse does not hide what should not be there.
                 bucket_bytes: Bytes::new(128 * 1024),
+                // Nothing is gathered but what is in use.
+                lookahead_bytes: Bytes::ZERO,
                 ..ZeroConfig::default()
             };
             LocalWorld::new(WorldSize::new(RANKS).unwrap())
@@ -103,8 +105,8 @@ fn what_is_held_is_what_was_planned() {
                             "{at}: {memory:?} in backward, {plan:?}"
                         );
 
-                        let kept =
-                            comm.all_reduce_value(memory.idle.get() as i64, ReduceOp::Sum, "idle").unwrap();
+                        let kept = (memory.idle + memory.buckets).get() as i64;
+                        let kept = comm.all_reduce_value(kept, ReduceOp::Sum, "kept").unwrap();
                         if step == 2 && comm.rank().index() == 0 {
                             rest.lock().unwrap().push((at.clone(), unaccounted(idle, &zero, stage, kept)));
                         }

@@ -5,7 +5,7 @@
 use burn::module::Module;
 use burn::nn::{Embedding, EmbeddingConfig, Initializer, LayerNorm, LayerNormConfig, Linear, LinearConfig};
 use burn::tensor::activation::{gelu, log_softmax, softmax};
-use burn::tensor::{Bool, Device, Int, Tensor};
+use burn::tensor::{Bool, Device, FloatDType, Int, Tensor};
 use serde::{Deserialize, Serialize};
 
 /// The shape of a [`Gpt`].
@@ -136,7 +136,9 @@ impl Gpt {
     pub fn loss(&self, tokens: Tensor<2, Int>, targets: Tensor<2, Int>) -> Tensor<1> {
         let [batch, sequence] = targets.dims();
         let targets = targets.reshape([batch * sequence, 1]);
-        log_softmax(self.forward(tokens), 1).gather(1, targets).mean().neg()
+        // Logits of 16 bits are too coarse for the logarithm of a sum of exponentials.
+        let logits = self.forward(tokens).cast(FloatDType::F32);
+        log_softmax(logits, 1).gather(1, targets).mean().neg()
     }
 }
 

@@ -1,0 +1,201 @@
+//! Parameters that are gathered on demand: what is in use, what is kept for its next use, what is on its way ahead of it.
+
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+use burn::tensor::{Device, Tensor};
+use zero_comm::{CommError, OpKind, Work, WorkQueue};
+use zero_core::{Bytes, LookAhead, LookAheadOptions, LookAheadStatistics, ParameterIndex};
+use zero_offload::{HostBuffer, HostPool, PoolOptions};
+
+use crate::engine::lock;
+use crate::host::lent_tensor;
+use crate::shared::Shared;
+use crate::statistics::Activity;
+use crate::windows::Windows;
+
+/// The gathered parameters of one engine on one rank.
+#[derive(Debug)]
+pub(crate) struct Gathers {
+    windows: Windows,
+    device: Device,
+    pool: HostPool,
+    /// Reads ahead, where reads may run beside compute.
+    queue: Option<Arc<WorkQueue>>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    ahead: LookAhead,
+    slots: Vec<Slot>,
+    /// Counts rounds: a fetch that was planned in an earlier one is of no use.
+    round: u64,
+    /// Counts copies, so that one that is given back is known.
+    copies: u64,
+}
+
+/// One parameter.
+#[derive(Debug, Default)]
+struct Slot {
+    /// The copy that is in use, if one is.
+    shared: Shared,
+    /// Its number.
+    copy: u64,
+    /// A copy that nobody uses.
+    resident: Option<Resident>,
+}
+
+#[derive(Debug)]
+enum Resident {
+    Coming(Work<HostBuffer>),
+    Here(HostBuffer),
+}
+
+impl Gathers {
+    pub(crate) fn new(
+        windows: Windows,
+        device: Device,
+        queue: Option<Arc<WorkQueue>>,
+        options: LookAheadOptions,
+    ) -> Arc<Self> {
+        let layout = &windows.layout;
+        let bytes = |numel: usize| Bytes::of(numel, windows.dtype);
+        let sizes: Vec<_> = layout.parameters().iter().map(|parameter| bytes(parameter.numel())).collect();
+        let slots = sizes.iter().map(|_| Slot::default()).collect();
+        // What a layer takes at once, and what is fetched ahead and kept, need not be allocated again.
+        let beside = options.lookahead_bytes.get().saturating_add(options.reuse_bytes.get());
+        let beside = beside.min(bytes(layout.numel()).get());
+        let retain = Bytes::new(bytes(layout.largest_unit()).get().saturating_add(beside));
+        Arc::new(Self {
+            pool: HostPool::new(PoolOptions { retain }),
+            state: Mutex::new(State { ahead: LookAhead::new(sizes, options), slots, round: 0, copies: 0 }),
+            windows,
+            device,
+            queue,
+        })
+    }
+
+    pub(crate) const fn pool(&self) -> &HostPool {
+        &self.pool
+    }
+
+    /// The whole parameter, flat.
+    pub(crate) fn whole(self: &Arc<Self>, parameter: ParameterIndex) -> Result<Tensor<1>, CommError> {
+        let (step, round, in_use, resident, evicted) = {
+            let mut state = lock(&self.state);
+            let State { ahead, slots, round, .. } = &mut *state;
+            let step = ahead.access(parameter);
+            let evicted: Vec<_> =
+                step.evict.iter().map(|other| slots[other.index()].resident.take()).collect();
+            let slot = &mut slots[parameter.index()];
+            let in_use = slot.shared.get();
+            let resident = if in_use.is_some() { None } else { slot.resident.take() };
+            (step, *round, in_use, resident, evicted)
+        };
+        drop(evicted);
+        let begin = Instant::now();
+        let (recorder, ahead) = (&self.windows.recorder, || self.fetch(round, &step.fetch));
+        if let Some(whole) = in_use {
+            ahead();
+            return Ok(whole);
+        }
+        let buffer = match resident {
+            Some(Resident::Here(buffer)) => {
+                ahead();
+                buffer
+            }
+            Some(Resident::Coming(work)) => {
+                ahead();
+                let buffer = work.wait().inspect_err(|_| lock(&self.state).ahead.failed(parameter))?;
+                recorder.exposed(Activity::Gather, begin);
+                buffer
+            }
+            None => {
+                // Before what is not needed yet.
+                let mut buffer = self.pool.take(self.windows.bytes(parameter));
+                self.windows.read(parameter, &mut buffer)?;
+                recorder.exposed(Activity::Gather, begin);
+                ahead();
+                buffer
+            }
+        };
+        Ok(self.lend(parameter, buffer))
+    }
+
+    /// Parameters have changed: every copy is stale.
+    pub(crate) fn begin_round(&self) {
+        let mut state = lock(&self.state);
+        state.ahead.begin_round();
+        state.round += 1;
+        let stale: Vec<_> = state.slots.iter_mut().map(std::mem::take).collect();
+        drop(state);
+        drop(stale);
+    }
+
+    /// How often a parameter was found gathered, and how often not, since the engine began.
+    pub(crate) fn statistics(&self) -> LookAheadStatistics {
+        lock(&self.state).ahead.statistics()
+    }
+
+    /// Starts to gather `parameters`, in order.
+    fn fetch(&self, round: u64, parameters: &[ParameterIndex]) {
+        let Some(queue) = &self.queue else { return };
+        for &parameter in parameters {
+            // The windows alone: the queue must not be what keeps the queue.
+            let windows = self.windows.clone();
+            let buffer = self.pool.take(windows.bytes(parameter));
+            let bytes = buffer.len();
+            let work = queue.submit(OpKind::Read, "look-ahead", bytes, buffer, move |_, buffer, _| {
+                windows.read(parameter, buffer)
+            });
+            let mut state = lock(&self.state);
+            let resident = &mut state.slots[parameter.index()].resident;
+            let previous = resident.take();
+            *resident = previous.or(Some(Resident::Coming(work)));
+            if state.round != round {
+                state.slots[parameter.index()].resident = None;
+            }
+        }
+    }
+
+    /// Lends `buffer` to whoever computes; it comes back when the last of them is done with it.
+    fn lend(self: &Arc<Self>, parameter: ParameterIndex, buffer: HostBuffer) -> Tensor<1> {
+        let copy = {
+            let mut state = lock(&self.state);
+            state.copies += 1;
+            state.copies
+        };
+        let owner = Arc::downgrade(self);
+        let whole = lent_tensor(buffer, self.windows.dtype, &self.device, move |buffer| {
+            if let Some(owner) = owner.upgrade() {
+                owner.take_back(parameter, copy, buffer);
+            }
+        });
+        let mut state = lock(&self.state);
+        let slot = &mut state.slots[parameter.index()];
+        (slot.shared, slot.copy) = (Shared::new(&whole), copy);
+        whole
+    }
+
+    /// The copy of that number is not in use any more; `buffer` has the parameter, if it is unchanged. Called where Burn
+    /// drops tensors, so it must not wait.
+    fn take_back(&self, parameter: ParameterIndex, copy: u64, buffer: Option<HostBuffer>) {
+        let mut state = lock(&self.state);
+        let State { ahead, slots, .. } = &mut *state;
+        let slot = &mut slots[parameter.index()];
+        // Else another copy has been made, or this one is stale.
+        if slot.copy == copy {
+            (slot.shared, slot.copy) = (Shared::default(), 0);
+            if ahead.release(parameter) && slot.resident.is_none() {
+                match buffer {
+                    Some(buffer) => slot.resident = Some(Resident::Here(buffer)),
+                    None => ahead.failed(parameter),
+                }
+                return;
+            }
+        }
+        drop(state);
+        drop(buffer);
+    }
+}

@@ -1,0 +1,104 @@
+//! What one rank holds of every parameter.
+
+use std::ops::Range;
+use std::sync::Mutex;
+
+use burn::tensor::{Device, Tensor};
+use zero_comm::CommError;
+use zero_core::{Bytes, DType, ParameterIndex, Rank, Stage};
+use zero_offload::HostPool;
+
+use crate::engine::lock;
+use crate::floats::burn_dtype;
+use crate::host::{distinct_bytes, tensor_from_buffer};
+use crate::windows::Windows;
+
+/// One parameter as this rank holds it.
+#[derive(Clone, Debug)]
+pub(crate) struct Held {
+    /// What this rank updates, `f32`; a view of `whole` where that is there and `f32` too.
+    pub(crate) shard: Tensor<1>,
+    /// The whole parameter in the type of layers, where it stays gathered between steps and has been renewed since the
+    /// last one.
+    pub(crate) whole: Option<Tensor<1>>,
+}
+
+/// Every parameter as this rank holds it.
+#[derive(Debug)]
+pub(crate) struct Holdings {
+    windows: Windows,
+    stage: Stage,
+    /// Where parameters live, without autodiff.
+    device: Device,
+    /// Memory for replicas.
+    pool: HostPool,
+    held: Mutex<Vec<Held>>,
+}
+
+impl Holdings {
+    pub(crate) const fn new(
+        windows: Windows,
+        stage: Stage,
+        device: Device,
+        pool: HostPool,
+        held: Vec<Held>,
+    ) -> Self {
+        Self { windows, stage, device, pool, held: Mutex::new(held) }
+    }
+
+    pub(crate) fn get(&self, parameter: ParameterIndex) -> Held {
+        lock(&self.held)[parameter.index()].clone()
+    }
+
+    /// Puts an updated shard in place; the replica is stale.
+    pub(crate) fn set_shard(&self, parameter: ParameterIndex, shard: Tensor<1>) {
+        // What is dropped goes after the lock.
+        let new = Held { shard, whole: None };
+        drop(std::mem::replace(&mut lock(&self.held)[parameter.index()], new));
+    }
+
+    /// The shard in the type of layers.
+    pub(crate) fn compute_shard(&self, parameter: ParameterIndex) -> Tensor<1> {
+        self.get(parameter).shard.cast(burn_dtype(self.windows.dtype))
+    }
+
+    /// Makes the replica of a shard that is the whole parameter.
+    pub(crate) fn copy_whole(&self, parameter: ParameterIndex) {
+        let whole = self.compute_shard(parameter);
+        lock(&self.held)[parameter.index()].whole = Some(whole);
+    }
+
+    /// Makes the replica of all ranks' shards.
+    pub(crate) fn gather_whole(&self, parameter: ParameterIndex) -> Result<Tensor<1>, CommError> {
+        let mut buffer = self.pool.take(self.windows.bytes(parameter));
+        self.windows.read(parameter, &mut buffer)?;
+        let whole = tensor_from_buffer(buffer, self.windows.dtype, &self.device);
+        let owned = self.owned(parameter);
+        let part = match owned.is_empty() {
+            true => Tensor::<1>::empty([0], &self.device).cast(burn_dtype(self.windows.dtype)),
+            false => whole.clone().slice([owned]),
+        };
+        // The window has to follow the shard, or the memory of both would stay.
+        self.windows.expose(parameter, part.clone())?;
+        let shard = if self.windows.dtype == DType::F32 { part } else { self.get(parameter).shard };
+        let new = Held { shard, whole: Some(whole.clone()) };
+        drop(std::mem::replace(&mut lock(&self.held)[parameter.index()], new));
+        Ok(whole)
+    }
+
+    /// The elements of `parameter` that this rank updates.
+    pub(crate) fn owned(&self, parameter: ParameterIndex) -> Range<usize> {
+        let partition = self.windows.layout.parameters()[parameter.index()].partition();
+        owned(self.stage, self.windows.comm.rank(), partition)
+    }
+
+    pub(crate) fn bytes(&self) -> Bytes {
+        let held = lock(&self.held);
+        Bytes::new(distinct_bytes(held.iter().flat_map(|held| held.whole.iter().chain([&held.shard]))))
+    }
+}
+
+/// The elements of a parameter that `rank` updates: all of it where the optimizer is not sharded.
+pub(crate) fn owned(stage: Stage, rank: Rank, partition: zero_core::Partition) -> Range<usize> {
+    if stage.shards_optimizer() { partition.range(rank) } else { 0..partition.numel() }
+}

@@ -1,0 +1,59 @@
+//! What ranks show each other of their shards, and how a whole parameter is read from that.
+
+use std::sync::Arc;
+
+use burn::tensor::Tensor;
+use zero_comm::{CommError, Communicator, WindowKey};
+use zero_core::{DType, Layout, ParameterIndex};
+
+use crate::host::HostTensor;
+use crate::statistics::{Activity, Recorder};
+
+/// Each rank's shards of all parameters in one type, for all ranks to read.
+#[derive(Clone, Debug)]
+pub(crate) struct Windows {
+    pub(crate) comm: Arc<dyn Communicator>,
+    pub(crate) layout: Arc<Layout>,
+    pub(crate) dtype: DType,
+    pub(crate) values: Values,
+    pub(crate) recorder: Arc<Recorder>,
+}
+
+/// Which values of a parameter a window shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Values {
+    /// What layers compute with.
+    Compute,
+    /// What the optimizer updates, where that is something else.
+    Master,
+}
+
+impl Windows {
+    /// Shows this rank's shard, in place of what was shown before.
+    pub(crate) fn expose(&self, parameter: ParameterIndex, shard: Tensor<1>) -> Result<(), CommError> {
+        self.comm.expose(self.key(parameter), Arc::new(HostTensor::new(shard)))
+    }
+
+    /// How many bytes the whole parameter takes.
+    pub(crate) fn bytes(&self, parameter: ParameterIndex) -> usize {
+        self.layout.parameters()[parameter.index()].numel() * self.dtype.size()
+    }
+
+    /// Reads every rank's shard into `whole`, which has the parameter's [`bytes`](Self::bytes).
+    pub(crate) fn read(&self, parameter: ParameterIndex, whole: &mut [u8]) -> Result<(), CommError> {
+        let spec = &self.layout.parameters()[parameter.index()];
+        let size = self.dtype.size();
+        let own = spec.partition().len(self.comm.rank());
+        self.recorder.during(Activity::Gather, spec.name(), (spec.numel() - own) * size, || {
+            for (rank, range) in spec.partition().ranges().filter(|(_, range)| !range.is_empty()) {
+                let into = &mut whole[range.start * size..range.end * size];
+                self.comm.read(rank, self.key(parameter), 0, into, spec.name())?;
+            }
+            Ok(())
+        })
+    }
+
+    fn key(&self, parameter: ParameterIndex) -> WindowKey {
+        WindowKey::new(2 * parameter.index() as u64 + u64::from(self.values == Values::Master))
+    }
+}
