@@ -403,6 +403,16 @@ fn keys_that_do_not_fit_each_other_are_refused() {
 }
 
 #[test]
+fn a_part_that_does_not_exist_has_to_be_off() {
+    let open = json!({"amp": {"enabled": "yes"}, "curriculum_learning": {"enabled": true, "seed": 1}});
+    let keys: Vec<_> = refused(open).into_iter().map(|(key, _)| key).collect();
+    assert_eq!(keys, ["amp.enabled", "curriculum_learning.enabled"]);
+    for off in [json!(null), json!({}), json!({"enabled": false, "block": {"enabled": null}})] {
+        import(json!({"autotuning": off})).unwrap();
+    }
+}
+
+#[test]
 fn repeated_keys_are_named_with_their_path() {
     for (text, key) in [
         (r#"{"train_batch_size": 4, "train_batch_size": 4}"#, "train_batch_size"),
