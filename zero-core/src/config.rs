@@ -3,7 +3,7 @@
 mod document;
 mod error;
 mod key;
-mod value;
+pub(crate) mod value;
 
 use std::num::NonZeroUsize;
 use std::time::Duration;

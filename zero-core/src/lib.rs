@@ -49,6 +49,7 @@
 //! - `estimate`: what DeepSpeed would estimate, [`deepspeed_zero2`] and [`deepspeed_zero3`].
 //! - `schedule`: [`LookAhead`], which parameters are gathered before they are needed, and which are kept.
 //! - `config`: [`ZeroConfig`], what a user chooses, from TOML or JSON.
+//! - `deepspeed`: [`DeepSpeedImport`], what a `ds_config.json` asks for, and [`BatchPlan`].
 //! - `nearest`: [`nearest()`], the key somebody meant.
 //!
 //! # Features
@@ -58,6 +59,7 @@
 mod bucket;
 mod bytes;
 mod config;
+mod deepspeed;
 mod dtype;
 mod estimate;
 mod fingerprint;
@@ -79,6 +81,11 @@ mod unit;
 pub use bucket::{Bucket, Segment};
 pub use bytes::Bytes;
 pub use config::{ConfigError, ZeroConfig};
+pub use deepspeed::{
+    BatchError, BatchPlan, DeepSpeedAdam, DeepSpeedEntry, DeepSpeedError, DeepSpeedGiven, DeepSpeedImport,
+    DeepSpeedOptimizer, DeepSpeedReport, DeepSpeedScheduler, DeepSpeedSource, DeepSpeedVerdict,
+    DeepSpeedWarmup,
+};
 pub use dtype::DType;
 pub use estimate::{DeepSpeedEstimate, DeepSpeedJob, DeepSpeedOffload, deepspeed_zero2, deepspeed_zero3};
 pub use layout::{Layout, LayoutError, LayoutOptions};

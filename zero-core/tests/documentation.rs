@@ -2,25 +2,32 @@
 
 use std::fs;
 
-use zero_core::ZeroConfig;
+use zero_core::{DeepSpeedImport, ZeroConfig};
 
-const PATH: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/configuration.md");
-const BEGIN: &str = "<!-- defaults:begin -->\n";
-const END: &str = "<!-- defaults:end -->";
-
-/// With `UPDATE_EXPECT=1` in the environment the table in the document is rewritten instead.
-#[test]
-fn the_table_of_defaults_is_the_one_the_code_makes() {
-    let text = fs::read_to_string(PATH).unwrap();
-    let (before, rest) = text.split_once(BEGIN).expect("the document has the marker that begins the table");
-    let (table, after) = rest.split_once(END).expect("the document has the marker that ends the table");
-    let expected = ZeroConfig::defaults_table();
+/// Compares what stands between two markers of a document with what the code makes. With `UPDATE_EXPECT=1` in
+/// the environment the document is rewritten instead.
+fn check(document: &str, name: &str, expected: &str) {
+    let path = format!("{}/../docs/{document}", env!("CARGO_MANIFEST_DIR"));
+    let (begin, end) = (format!("<!-- {name}:begin -->\n"), format!("<!-- {name}:end -->"));
+    let text = fs::read_to_string(&path).unwrap();
+    let (before, rest) = text.split_once(&begin).expect("the document has the marker that begins the table");
+    let (table, after) = rest.split_once(&end).expect("the document has the marker that ends the table");
     if std::env::var_os("UPDATE_EXPECT").is_some_and(|value| value == "1") {
-        fs::write(PATH, format!("{before}{BEGIN}{expected}{END}{after}")).unwrap();
+        fs::write(path, format!("{before}{begin}{expected}{end}{after}")).unwrap();
         return;
     }
     assert_eq!(
         table, expected,
-        "docs/configuration.md is out of date; UPDATE_EXPECT=1 cargo test -p zero-core rewrites it"
+        "docs/{document} is out of date; UPDATE_EXPECT=1 cargo test -p zero-core rewrites it"
     );
+}
+
+#[test]
+fn the_table_of_defaults_is_the_one_the_code_makes() {
+    check("configuration.md", "defaults", &ZeroConfig::defaults_table());
+}
+
+#[test]
+fn the_table_of_deepspeed_keys_is_the_one_the_code_makes() {
+    check("deepspeed.md", "keys", &DeepSpeedImport::keys_table());
 }

@@ -2,27 +2,27 @@
 
 use std::fmt;
 
-use serde::de::{Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde::de::{Error, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// A value of any type, so that one of a wrong type can be named in the message about it.
 ///
 /// Displays as TOML writes it.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Value {
+pub(crate) enum Value {
     Nothing,
     Bool(bool),
     Integer(i128),
     Float(f64),
     Text(String),
-    Array,
+    Array(Vec<Self>),
     /// Its entries in order, repeated keys included.
     Table(Vec<(String, Self)>),
 }
 
 impl Value {
     /// The type with an article, and the value where that fits into a sentence.
-    pub(super) fn describe(&self) -> String {
+    pub(crate) fn describe(&self) -> String {
         match self {
             Self::Nothing => "null".into(),
             Self::Bool(_) => format!("the boolean {self}"),
@@ -30,7 +30,7 @@ impl Value {
             Self::Float(_) => format!("the float {self}"),
             Self::Text(text) if text.chars().count() <= 40 => format!("the string {self}"),
             Self::Text(_) => "a long string".into(),
-            Self::Array => "an array".into(),
+            Self::Array(_) => "an array".into(),
             Self::Table(_) => "a table".into(),
         }
     }
@@ -47,7 +47,10 @@ impl fmt::Display for Value {
             // Debug, because it keeps the point or the exponent that makes it a float.
             Self::Float(value) => write!(f, "{value:?}"),
             Self::Text(value) => write!(f, "{value:?}"),
-            Self::Array => f.write_str("[..]"),
+            Self::Array(values) => {
+                let values: Vec<_> = values.iter().map(Self::to_string).collect();
+                write!(f, "[{}]", values.join(", "))
+            }
             Self::Table(_) => f.write_str("{..}"),
         }
     }
@@ -65,7 +68,8 @@ impl Serialize for Value {
             Self::Float(value) => serializer.serialize_f64(*value),
             Self::Text(value) => serializer.serialize_str(value),
             Self::Table(entries) => serializer.collect_map(entries.iter().map(|(key, value)| (key, value))),
-            Self::Nothing | Self::Array => serializer.serialize_unit(),
+            Self::Array(values) => serializer.collect_seq(values),
+            Self::Nothing => serializer.serialize_unit(),
         }
     }
 }
@@ -110,8 +114,11 @@ impl<'de> Deserialize<'de> for Value {
             }
 
             fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Value, A::Error> {
-                while seq.next_element::<IgnoredAny>()?.is_some() {}
-                Ok(Value::Array)
+                let mut values = Vec::new();
+                while let Some(value) = seq.next_element()? {
+                    values.push(value);
+                }
+                Ok(Value::Array(values))
             }
 
             fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Value, A::Error> {

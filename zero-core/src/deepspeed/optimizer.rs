@@ -1,0 +1,160 @@
+//! The optimizer that a file describes.
+
+use super::DeepSpeedVerdict;
+
+/// The optimizer that a file describes, with the numbers that Burn's of the same name takes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum DeepSpeedOptimizer {
+    /// Adam, whose decay is added to the gradient.
+    Adam(DeepSpeedAdam),
+    /// Adam with decoupled decay. DeepSpeed's type `Adam` means this one unless `adam_w_mode` is false.
+    AdamW(DeepSpeedAdam),
+    /// Lion.
+    Lion {
+        /// The learning rate.
+        lr: f64,
+        /// The decay rates of the update and of its average.
+        betas: [f64; 2],
+        /// The decoupled decay.
+        weight_decay: f64,
+    },
+    /// Adagrad.
+    Adagrad {
+        /// The learning rate.
+        lr: f64,
+        /// The decay of the learning rate by steps.
+        lr_decay: f64,
+        /// What is added to the denominator.
+        eps: f64,
+        /// The decay, which is added to the gradient.
+        weight_decay: f64,
+    },
+    /// Stochastic gradient descent.
+    Sgd {
+        /// The learning rate.
+        lr: f64,
+        /// The momentum; 0 for none.
+        momentum: f64,
+        /// How much of each gradient the momentum leaves out.
+        dampening: f64,
+        /// Whether the momentum is Nesterov's.
+        nesterov: bool,
+        /// The decay, which is added to the gradient.
+        weight_decay: f64,
+    },
+}
+
+/// The numbers of [`Adam`](DeepSpeedOptimizer::Adam) and [`AdamW`](DeepSpeedOptimizer::AdamW).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct DeepSpeedAdam {
+    /// The learning rate.
+    pub lr: f64,
+    /// The decay rates of the two moments.
+    pub betas: [f64; 2],
+    /// What is added to the denominator.
+    pub eps: f64,
+    /// The decay.
+    pub weight_decay: f64,
+}
+
+impl DeepSpeedOptimizer {
+    /// The learning rate, which a scheduler takes over.
+    pub fn lr(&self) -> f64 {
+        match self {
+            Self::Adam(adam) | Self::AdamW(adam) => adam.lr,
+            Self::Lion { lr, .. } | Self::Adagrad { lr, .. } | Self::Sgd { lr, .. } => *lr,
+        }
+    }
+}
+
+/// An `optimizer.type` that has a counterpart in Burn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum OptimizerKind {
+    Adam,
+    AdamW,
+    Lion,
+    Adagrad,
+    Sgd,
+}
+
+impl OptimizerKind {
+    pub(super) const NAMES: &'static [(&'static str, Self)] = &[
+        ("Adam", Self::Adam),
+        ("AdamW", Self::AdamW),
+        ("Lion", Self::Lion),
+        ("Adagrad", Self::Adagrad),
+        ("SGD", Self::Sgd),
+    ];
+    pub(super) const ALL: &'static [Self] = &[Self::Adam, Self::AdamW, Self::Lion, Self::Adagrad, Self::Sgd];
+    pub(super) const ADAMS: &'static [Self] = &[Self::Adam, Self::AdamW];
+    pub(super) const WITH_BETAS: &'static [Self] = &[Self::Adam, Self::AdamW, Self::Lion];
+    pub(super) const WITH_EPS: &'static [Self] = &[Self::Adam, Self::AdamW, Self::Adagrad];
+    pub(super) const ADAGRAD: &'static [Self] = &[Self::Adagrad];
+    pub(super) const SGD: &'static [Self] = &[Self::Sgd];
+}
+
+/// What a file says about the optimizer.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct OptimizerDraft {
+    /// Whether the file has anything about it.
+    pub(super) present: bool,
+    pub(super) kind: Option<OptimizerKind>,
+    pub(super) lr: Option<f64>,
+    pub(super) betas: Option<[f64; 2]>,
+    pub(super) eps: Option<f64>,
+    pub(super) weight_decay: Option<f64>,
+    /// Not set: true.
+    pub(super) adam_w_mode: Option<bool>,
+    pub(super) torch_adam: bool,
+    pub(super) lr_decay: f64,
+    pub(super) momentum: f64,
+    pub(super) dampening: f64,
+    pub(super) nesterov: bool,
+}
+
+impl OptimizerDraft {
+    pub(super) fn together(&self) -> Vec<(&'static str, DeepSpeedVerdict)> {
+        let mut verdicts = Vec::new();
+        if self.present && self.kind.is_none() {
+            let names: Vec<_> = OptimizerKind::NAMES.iter().map(|(name, _)| *name).collect();
+            let why = format!("the optimizer has no type; write one of {}", names.join(", "));
+            verdicts.push(("optimizer.type", DeepSpeedVerdict::refused(why)));
+        }
+        if self.nesterov && (self.momentum == 0.0 || self.dampening != 0.0) {
+            let why = "needs a momentum above 0 and a dampening of 0";
+            verdicts.push(("optimizer.params.nesterov", DeepSpeedVerdict::refused(why)));
+        }
+        verdicts
+    }
+
+    /// The optimizer, with the defaults of what DeepSpeed would build.
+    pub(super) fn build(&self) -> Option<DeepSpeedOptimizer> {
+        let kind = self.kind?;
+        let decoupled = kind == OptimizerKind::AdamW || self.adam_w_mode.unwrap_or(true);
+        // PyTorch's AdamW, which `torch_adam` asks for, has a decay of its own.
+        let decay = if kind != OptimizerKind::Sgd && self.torch_adam && decoupled { 0.01 } else { 0.0 };
+        let weight_decay = self.weight_decay.unwrap_or(decay);
+        let lr = self.lr.unwrap_or(if kind == OptimizerKind::Adagrad { 0.01 } else { 0.001 });
+        let betas = self.betas.unwrap_or([0.9, 0.999]);
+        Some(match kind {
+            OptimizerKind::Adam | OptimizerKind::AdamW => {
+                let adam = DeepSpeedAdam { lr, betas, eps: self.eps.unwrap_or(1e-8), weight_decay };
+                if decoupled { DeepSpeedOptimizer::AdamW(adam) } else { DeepSpeedOptimizer::Adam(adam) }
+            }
+            OptimizerKind::Lion => DeepSpeedOptimizer::Lion { lr, betas, weight_decay },
+            OptimizerKind::Adagrad => DeepSpeedOptimizer::Adagrad {
+                lr,
+                lr_decay: self.lr_decay,
+                eps: self.eps.unwrap_or(1e-10),
+                weight_decay,
+            },
+            OptimizerKind::Sgd => DeepSpeedOptimizer::Sgd {
+                lr,
+                momentum: self.momentum,
+                dampening: self.dampening,
+                nesterov: self.nesterov,
+                weight_decay,
+            },
+        })
+    }
+}
