@@ -22,6 +22,7 @@ use crate::gathers::Gathers;
 use crate::gradients::{Contributions, GradientStore};
 use crate::held::{Held, Holdings};
 use crate::host::tensor_from_buffer;
+use crate::ladder::Ladder;
 use crate::owned::OwnedGradients;
 use crate::queues::Queues;
 use crate::report::MemoryReport;
@@ -41,6 +42,7 @@ pub(crate) struct Engine {
     /// By parameter.
     pub(crate) param_ids: Vec<ParamId>,
     pub(crate) uses: Arc<Uses>,
+    pub(crate) ladder: Ladder,
     /// Gathered parameters that do not stay.
     pub(crate) gathers: Arc<Gathers>,
     /// Reduces gradients beside compute.
@@ -140,6 +142,7 @@ impl Engine {
         let (sums, replicas) = (pool(layout.numel()), pool(layout.numel()));
         Self {
             uses: Uses::new(layout.parameters().len()),
+            ladder: Ladder::default(),
             gathers: Gathers::new(windows.clone(), device.clone(), reads.clone(), look_ahead),
             holdings: Arc::new(Holdings::new(
                 windows.clone(),
@@ -322,6 +325,7 @@ impl Engine {
             .recorder
             .during(Activity::Compute, "backward", 0, || catch_unwind(AssertUnwindSafe(run)))
             .err();
+        self.ladder.step_down();
         // A gather inside of backward, or a gradient that should not have come, has failed without a word.
         let silent = {
             lock(&self.phase).in_backward = false;

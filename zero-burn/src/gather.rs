@@ -14,11 +14,15 @@ use burn::backend::autodiff::NodeId;
 use burn::backend::autodiff::checkpoint::base::Checkpointer;
 use burn::backend::autodiff::checkpoint::retro_forward::RetroForward;
 use burn::backend::autodiff::checkpoint::state::BackwardStates;
-use burn::backend::autodiff::checkpoint::strategy::{BalancedCheckpointing, CheckpointStrategy};
+use burn::backend::autodiff::checkpoint::strategy::{
+    BalancedCheckpointing, CheckpointStrategy, NoCheckpointing,
+};
 use burn::backend::autodiff::grads::Gradients;
-use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
+use burn::backend::autodiff::ops::{Backward, Ops, OpsKind, OpsPrep};
 use burn::backend::tensor::FloatTensor;
-use burn::backend::{Backend, DispatchKindConversion, DispatchTensor, TensorMetadata, backend_extension};
+use burn::backend::{
+    AutodiffBackend, Backend, DispatchKindConversion, DispatchTensor, TensorMetadata, backend_extension,
+};
 use burn::tensor::Tensor;
 use zero_core::ParameterIndex;
 
@@ -96,13 +100,13 @@ impl WeakSource {
 #[derive(Debug)]
 struct GatherBackward;
 
-impl<B: Backend> Backward<B, 1> for GatherBackward
+impl<B: Backend> Backward<B, 2> for GatherBackward
 where
     DispatchTensor: DispatchKindConversion<B>,
 {
     type State = OnTape;
 
-    fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _checkpointer: &mut Checkpointer) {
+    fn backward(self, ops: Ops<Self::State, 2>, grads: &mut Gradients, _checkpointer: &mut Checkpointer) {
         let gradient = grads.consume::<B>(&ops.node);
         let OnTape { source, version, used } = ops.state;
         // The bucket asks how many uses are left, so this one has to be over.
@@ -143,9 +147,11 @@ where
         let again =
             GatherAgain::<B> { stand_in: stand_in.node().id(), source: weak.clone(), backend: PhantomData };
         let (uses, version) = (source.engine.uses.clone(), source.engine.version());
+        let rung =
+            source.engine.ladder.climb(|| Self::from_inner(stand_in.primitive().clone()), deepen::<B, S>);
         let whole = B::gather(stand_in.primitive().clone(), source);
         match GatherBackward
-            .prepare::<BalancedCheckpointing>([stand_in.node()])
+            .prepare::<BalancedCheckpointing>([stand_in.node(), rung.node()])
             .memory_bound()
             .retro_forward(again)
             .parents([&stand_in])
@@ -158,4 +164,24 @@ where
             OpsKind::UnTracked(prepared) => prepared.finish(whole),
         }
     }
+}
+
+/// Makes a tensor that is not tracked one step deeper; see [`Ladder`](crate::ladder::Ladder).
+#[derive(Debug)]
+struct Deepen;
+
+impl<B: Backend> Backward<B, 1> for Deepen {
+    type State = ();
+
+    fn backward(self, _ops: Ops<Self::State, 1>, _grads: &mut Gradients, _checkpointer: &mut Checkpointer) {
+        // What is not tracked has no gradient.
+    }
+}
+
+fn deepen<B: Backend, S: CheckpointStrategy>(
+    tensor: FloatTensor<Autodiff<B, S>>,
+) -> FloatTensor<Autodiff<B, S>> {
+    let (primitive, node) = tensor.into_parts();
+    let prepared: OpsPrep<_, B, _, NoCheckpointing, 1> = Deepen.prepare([node]);
+    prepared.compute_bound().stateless(primitive)
 }

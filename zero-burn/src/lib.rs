@@ -55,6 +55,7 @@ mod gradients;
 mod group;
 mod held;
 mod host;
+mod ladder;
 mod materialize;
 mod optimizer;
 mod owned;
