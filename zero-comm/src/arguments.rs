@@ -16,7 +16,17 @@ pub(crate) struct Place {
 }
 
 /// A named argument: its length in elements, and their type.
-pub(crate) struct Argument(pub(crate) &'static str, pub(crate) usize, pub(crate) DType);
+pub(crate) struct Argument {
+    pub(crate) name: &'static str,
+    pub(crate) length: usize,
+    pub(crate) dtype: DType,
+}
+
+impl Argument {
+    pub(crate) const fn new(name: &'static str, length: usize, dtype: DType) -> Self {
+        Self { name, length, dtype }
+    }
+}
 
 impl Place {
     pub(crate) fn all_reduce(self, buffer: &BufferMut<'_>, op: ReduceOp) -> Result<Request, String> {
@@ -30,8 +40,8 @@ impl Place {
         receive: &BufferMut<'_>,
         counts: &[usize],
     ) -> Result<Request, String> {
-        let whole = Argument("receive", receive.len(), receive.dtype());
-        self.check_parts(counts, &whole, &Argument("send", send.len(), send.dtype()))?;
+        let whole = Argument::new("receive", receive.len(), receive.dtype());
+        self.check_parts(counts, &whole, &Argument::new("send", send.len(), send.dtype()))?;
         Ok(Request::AllGather { dtype: send.dtype(), counts: counts.to_vec() })
     }
 
@@ -42,8 +52,8 @@ impl Place {
         counts: &[usize],
         op: ReduceOp,
     ) -> Result<Request, String> {
-        let whole = Argument("send", send.len(), send.dtype());
-        self.check_parts(counts, &whole, &Argument("receive", receive.len(), receive.dtype()))?;
+        let whole = Argument::new("send", send.len(), send.dtype());
+        self.check_parts(counts, &whole, &Argument::new("receive", receive.len(), receive.dtype()))?;
         check_op(op, send.dtype())?;
         Ok(Request::ReduceScatter { dtype: send.dtype(), counts: counts.to_vec(), op })
     }
@@ -105,13 +115,16 @@ impl Place {
         whole: &Argument,
         part: &Argument,
     ) -> Result<(), String> {
-        self.check_counts("counts", counts, whole.0, whole.1)?;
-        if part.2 != whole.2 {
-            return Err(format!("{} is of {}, but {} of {}", part.0, part.2, whole.0, whole.2));
+        self.check_counts("counts", counts, whole.name, whole.length)?;
+        if part.dtype != whole.dtype {
+            return Err(format!("{} is of {}, but {} of {}", part.name, part.dtype, whole.name, whole.dtype));
         }
         let count = counts[self.position];
-        if part.1 != count {
-            return Err(format!("{} has {} elements, but this rank's count is {count}", part.0, part.1));
+        if part.length != count {
+            return Err(format!(
+                "{} has {} elements, but this rank's count is {count}",
+                part.name, part.length
+            ));
         }
         Ok(())
     }
@@ -129,8 +142,7 @@ impl Place {
 }
 
 pub(crate) fn check_op(op: ReduceOp, dtype: DType) -> Result<(), String> {
-    let integers = matches!(dtype, DType::I64 | DType::I32 | DType::U8);
-    if integers && op == ReduceOp::Mean {
+    if dtype.is_integer() && op == ReduceOp::Mean {
         return Err(format!("the mean of {dtype} is not an integer; sum and divide, or use floats"));
     }
     Ok(())

@@ -4,6 +4,9 @@ use std::fmt::Debug;
 use std::thread;
 use std::time::{Duration, Instant};
 
+/// What is as good as for ever, and fits all clocks: a year.
+pub(crate) const FOREVER: Duration = Duration::from_secs(365 * 24 * 3600);
+
 /// What a decorator takes for time: the system's, or a simulated one.
 pub trait Clock: Send + Sync + Debug {
     /// The time since some fixed moment.

@@ -137,6 +137,40 @@ pub enum CommError {
     },
 }
 
+impl CommError {
+    /// What `operation` gets because of the same failure; an error that is the same for all stays as it is.
+    pub(crate) fn of(self, operation: OpKind, label: &str) -> Self {
+        let label = label.to_owned();
+        match self {
+            Self::PeerLost { rank, cause, .. } => Self::PeerLost { rank, cause, operation, label },
+            Self::Aborted { rank, reason, .. } => Self::Aborted { rank, reason, operation, label },
+            other => other,
+        }
+    }
+
+    /// All that users and other ranks have a say in.
+    pub(crate) fn texts_mut(&mut self) -> Vec<&mut String> {
+        match self {
+            Self::Mismatch { first, second } => [first, second]
+                .into_iter()
+                .flat_map(|call| {
+                    let Call { arguments, label, .. } = &mut **call;
+                    [arguments, label]
+                })
+                .collect(),
+            Self::PeerLost { cause, label, .. } => cause.text_mut().into_iter().chain([label]).collect(),
+            Self::Aborted { reason, label, .. } | Self::InvalidArgument { reason, label, .. } => {
+                vec![reason, label]
+            }
+            Self::CoordinatorLost { how } => vec![how],
+            Self::Timeout { label, .. }
+            | Self::Overflow { label, .. }
+            | Self::WindowMissing { label, .. }
+            | Self::WindowBounds { label, .. } => vec![label],
+        }
+    }
+}
+
 /// One rank's side of an operation that did not fit together.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Call {
@@ -168,6 +202,16 @@ pub enum LossCause {
     Panicked(String),
     /// Its process ended, or could not be reached any more, without a word.
     Died(String),
+}
+
+impl LossCause {
+    /// What is told of it, if anything is.
+    pub(crate) const fn text_mut(&mut self) -> Option<&mut String> {
+        match self {
+            Self::Finished => None,
+            Self::Failed(text) | Self::Panicked(text) | Self::Died(text) => Some(text),
+        }
+    }
 }
 
 impl fmt::Display for LossCause {

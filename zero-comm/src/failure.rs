@@ -5,7 +5,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use zero_core::Rank;
 
-use crate::{CommError, LossCause, OpKind};
+use crate::{CommError, LossCause, OpKind, text};
 
 /// Why a world failed, for good. The first failure of a world is what all its ranks learn.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -33,6 +33,17 @@ impl Failure {
         }
     }
 
+    /// The same failure, with texts that are cut where they are too long to be told to all ranks.
+    pub(crate) fn cut(mut self) -> Self {
+        let texts = match &mut self {
+            Self::Lost { cause, .. } => cause.text_mut().into_iter().collect(),
+            Self::Aborted { reason, .. } => vec![reason],
+            Self::Error { error, .. } => error.texts_mut(),
+        };
+        texts.into_iter().for_each(text::cut);
+        self
+    }
+
     /// The rank that it originates from, if that can be told.
     pub(crate) const fn blamed(&self) -> Option<Rank> {
         match self {
@@ -48,6 +59,31 @@ impl fmt::Display for Failure {
             Self::Lost { rank, cause } => write!(f, "{rank} {cause}"),
             Self::Aborted { rank, reason } => write!(f, "{rank} aborted the world: {reason}"),
             Self::Error { error, .. } => error.fmt(f),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Call;
+    use crate::text::MESSAGE_BYTES;
+
+    #[test]
+    fn no_text_of_a_failure_is_too_long_to_be_told() {
+        let (rank, operation, long) = (Rank::new(1), OpKind::Barrier, || "ä".repeat(1 << 19));
+        let call = || Box::new(Call { rank, operation, arguments: long(), label: long() });
+        let error = |error| Failure::Error { error, blamed: None };
+        for failure in [
+            Failure::Lost { rank, cause: LossCause::Panicked(long()) },
+            Failure::Aborted { rank, reason: long() },
+            error(CommError::Mismatch { first: call(), second: call() }),
+            error(CommError::Aborted { rank, reason: long(), operation, label: long() }),
+            error(CommError::PeerLost { rank, cause: LossCause::Died(long()), operation, label: long() }),
+        ] {
+            let told = failure.cut().to_string();
+            assert!(told.contains(" ... (cut, 1048576 bytes in all)"), "{told}");
+            assert!(told.len() < 5 * MESSAGE_BYTES, "{}", told.len());
         }
     }
 }

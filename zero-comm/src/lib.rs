@@ -75,23 +75,28 @@ mod flight;
 #[doc(hidden)]
 pub mod fuzzing;
 mod give_up;
+mod last_words;
 mod local;
 mod lock;
 #[cfg(feature = "mpi")]
 mod mpi;
 #[cfg(feature = "nccl")]
 mod nccl;
+mod network;
 mod op;
 mod panic;
 mod process;
+mod reading;
 mod reduce;
 mod request;
 mod tcp;
+mod text;
 mod throttled;
 mod window;
 mod windows;
 mod work;
 mod world;
+mod world_error;
 
 #[cfg(feature = "mpi")]
 pub use crate::mpi::MpiError;
@@ -111,7 +116,7 @@ pub use error::{Call, CommError, LossCause};
 pub use ext::CommunicatorExt;
 pub use faulty::{Fault, FaultKind, FaultPlan, FaultPlanError, Faulty};
 pub use flight::{FlightRecord, FlightReport, FlightState, GroupId};
-pub use local::{LocalWorld, RankFailure, WorldError};
+pub use local::LocalWorld;
 use lock::lock;
 #[cfg(feature = "nccl")]
 pub use nccl::{
@@ -124,3 +129,4 @@ pub use throttled::{Link, LinkError, Throttled, Traffic};
 pub use window::{Region, WindowKey};
 pub use work::{Gather, Work, WorkError, WorkQueue, WorkStats};
 pub use world::World;
+pub use world_error::{RankFailure, WorldError};

@@ -62,7 +62,7 @@ pub enum OpKind {
     /// One rank gives a buffer to another.
     Send,
     /// One rank takes a buffer from another.
-    Recv,
+    Receive,
     /// A rank opens a window.
     Expose,
     /// A rank closes a window.
@@ -85,7 +85,7 @@ impl fmt::Display for OpKind {
             Self::Split => "split",
             Self::Fence => "fence",
             Self::Send => "send",
-            Self::Recv => "receive",
+            Self::Receive => "receive",
             Self::Expose => "expose",
             Self::Withdraw => "withdraw",
             Self::Read => "read",

@@ -32,7 +32,7 @@ impl Request {
             Self::Fence => OpKind::Fence,
             Self::Split { .. } => OpKind::Split,
             Self::Send { .. } => OpKind::Send,
-            Self::Receive { .. } => OpKind::Recv,
+            Self::Receive { .. } => OpKind::Receive,
         }
     }
 

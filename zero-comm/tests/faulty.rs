@@ -65,7 +65,7 @@ fn a_dropped_message_is_a_timeout_that_names_its_sender() {
     });
     for result in results.unwrap() {
         let Err(CommError::Timeout { operation, missing, .. }) = result else { panic!("got {result:?}") };
-        assert_eq!((operation, missing), (OpKind::Recv, vec![Rank::ROOT]));
+        assert_eq!((operation, missing), (OpKind::Receive, vec![Rank::ROOT]));
     }
 }
 

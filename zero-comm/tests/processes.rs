@@ -3,6 +3,7 @@
 
 use std::env;
 use std::net::TcpListener;
+use std::panic::resume_unwind;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -12,7 +13,8 @@ use std::time::Duration;
 
 use zero_comm::conformance::{self, Harness};
 use zero_comm::{
-    CommError, Communicator, Coordinator, CoordinatorOptions, Meeting, ProcessWorld, Token, WorldError,
+    CommError, Communicator, Coordinator, CoordinatorOptions, LossCause, Meeting, ProcessWorld, Token,
+    WorldError,
 };
 use zero_core::{Rank, WorldSize};
 
@@ -39,7 +41,7 @@ impl Harness for Hosts {
             let ranks: Vec<_> = ranks.collect();
             for rank in ranks {
                 if let Err(panic) = rank.join() {
-                    std::panic::resume_unwind(panic);
+                    resume_unwind(panic);
                 }
             }
         });
@@ -95,10 +97,11 @@ impl Harness for Process {
 
 const FOLDER: &str = "ZERO_COMM_TEST_FOLDER";
 
-/// Not a test of its own: what the processes do that the next test starts.
+/// What the processes do that the next test starts.
 #[test]
+#[ignore = "run by another test"]
 fn a_process_of_the_suite() {
-    let Some(folder) = env::var_os(FOLDER).map(PathBuf::from) else { return };
+    let folder = env::var_os(FOLDER).map(PathBuf::from).expect("another test should have started this");
     let number = |name: &str| env::var(name).unwrap().parse::<usize>().unwrap();
     let size = WorldSize::new(number("SIZE")).unwrap();
     let process = Process { rank: Rank::new(number("RANK")), folder, worlds: AtomicUsize::new(0) };
@@ -115,7 +118,7 @@ fn processes_conform() {
         let children: Vec<_> = (0..size)
             .map(|rank| {
                 Command::new(env::current_exe().unwrap())
-                    .args(["--exact", "a_process_of_the_suite", "--nocapture"])
+                    .args(["--exact", "a_process_of_the_suite", "--ignored", "--nocapture"])
                     .env(FOLDER, folder.path())
                     .env("RANK", rank.to_string())
                     .env("SIZE", size.to_string())
@@ -135,4 +138,33 @@ fn processes_conform() {
             );
         }
     }
+}
+
+#[test]
+fn a_panic_of_any_length_reaches_the_other_ranks() {
+    let (size, token) = (WorldSize::new(2).unwrap(), Token::generate().unwrap());
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let deadline = Duration::from_secs(60);
+    let options = CoordinatorOptions { size, token: token.clone(), deadline, host: None };
+    let coordinator = Coordinator::new(listener, options).unwrap();
+    let world = |rank| {
+        let meeting = Meeting::Coordinator { address: coordinator.address().to_string() };
+        ProcessWorld::new(Rank::new(rank), size, meeting).with_token(token.clone()).with_deadline(deadline)
+    };
+    let long = "ö".repeat(1 << 19);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let panic = |_| -> Result<(), CommError> { resume_unwind(Box::new(long.clone())) };
+            let own = world(1).run(panic).unwrap_err();
+            assert!(matches!(own, WorldError::Panicked { message, .. } if message == long));
+        });
+        let error = world(0).run(|comm| comm.barrier("with a rank that panics")).unwrap_err();
+        let WorldError::Failed { source: CommError::PeerLost { rank, cause, .. }, .. } = error else {
+            panic!("{error}")
+        };
+        let LossCause::Panicked(told) = cause else { panic!("{cause}") };
+        let (kept, mark) = told.split_once(" ... ").unwrap();
+        assert!(rank.index() == 1 && long.starts_with(kept) && told.len() > 8000, "{told}");
+        assert_eq!(mark, "(cut, 1048576 bytes in all)");
+    });
 }

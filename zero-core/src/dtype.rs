@@ -35,6 +35,14 @@ impl DType {
         }
     }
 
+    /// Whether elements are integers; the other types are floating point.
+    pub const fn is_integer(self) -> bool {
+        match self {
+            Self::I64 | Self::I32 | Self::U8 => true,
+            Self::F64 | Self::F32 | Self::F16 | Self::BF16 => false,
+        }
+    }
+
     /// The lower-case name used in configurations, manifests and messages.
     pub const fn name(self) -> &'static str {
         match self {

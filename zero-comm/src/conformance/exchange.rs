@@ -103,7 +103,7 @@ pub fn a_message_of_another_length_fails_both(harness: &dyn Harness, size: World
         };
         let Err(CommError::Mismatch { first, second }) = result else { panic!("got {result:?}") };
         assert_eq!((first.operation, first.rank), (OpKind::Send, Rank::ROOT));
-        assert_eq!((second.operation, second.rank), (OpKind::Recv, Rank::new(1)));
+        assert_eq!((second.operation, second.rank), (OpKind::Receive, Rank::new(1)));
         assert_ne!(first.arguments, second.arguments);
     });
 }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::io::{self, Write};
-use std::net::{IpAddr, Shutdown, TcpStream, ToSocketAddrs};
+use std::net::{IpAddr, Shutdown, TcpStream};
 use std::sync::mpsc;
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
@@ -16,9 +16,12 @@ use super::handshake::{self, HandshakeError};
 use super::join_error::JoinError;
 use super::message::{FromRank, Hello, PURPOSE, Roster, ToRank};
 use super::{Timed, Token, tune};
+use crate::clock::FOREVER;
 use crate::failure::Failure;
+#[cfg(test)]
+use crate::process::Notice;
 use crate::process::{Finish, Standing};
-use crate::{CommError, LossCause, lock};
+use crate::{CommError, LossCause, lock, network};
 
 /// How long to wait after a call that nobody answered.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -44,61 +47,47 @@ pub(crate) struct Agent {
 impl Connection {
     /// Calls the coordinator at `address`, until it answers or `patience` is over.
     pub(crate) fn connect(address: &str, token: &Token, patience: Duration) -> Result<Self, JoinError> {
-        let until = Instant::now().checked_add(patience);
-        let left = || until.map_or(CALL, |until| until.saturating_duration_since(Instant::now()));
+        let until = Instant::now() + patience.min(FOREVER);
+        let left = || until.saturating_duration_since(Instant::now());
         loop {
-            let source = match Self::call(address, token, left().min(CALL)) {
-                Ok(connection) => return Ok(connection),
+            match Self::call(address, token, (patience, until)) {
                 // A port that another program has just left may answer anything; what follows may be right.
-                Err(JoinError::Unreachable { source, .. }) => source,
-                Err(error) => return Err(error),
-            };
-            if left().is_zero() {
-                return Err(JoinError::Unreachable { address: address.to_owned(), after: patience, source });
+                Err(JoinError::Unreachable { .. }) if !left().is_zero() => thread::sleep(PAUSE.min(left())),
+                outcome => return outcome,
             }
-            thread::sleep(PAUSE.min(left()));
         }
     }
 
-    fn call(address: &str, token: &Token, patience: Duration) -> Result<Self, JoinError> {
+    /// One try of those that end at `until`, which is after `patience`.
+    fn call(address: &str, token: &Token, (patience, until): (Duration, Instant)) -> Result<Self, JoinError> {
+        let left = || until.saturating_duration_since(Instant::now());
         let address = address.to_owned();
         let unreachable =
             |source| JoinError::Unreachable { address: address.clone(), after: patience, source };
-        let resolved = match address.to_socket_addrs() {
-            Ok(resolved) => resolved,
+        let addresses = match network::resolve(&address, left().max(PAUSE)) {
+            Ok(addresses) => addresses,
             Err(source) if source.kind() == io::ErrorKind::InvalidInput => {
                 return Err(JoinError::Address { address, source });
             }
             // A name may become known.
             Err(source) => return Err(unreachable(source)),
         };
-        let until = Instant::now() + patience;
-        let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
-        for candidate in resolved {
-            match TcpStream::connect_timeout(&candidate, patience.max(PAUSE)) {
-                Err(error) => last = error,
-                Ok(stream) => {
-                    tune(&stream).map_err(unreachable)?;
-                    let mut timed = Timed::new(&stream, until.max(Instant::now() + PAUSE));
-                    return match handshake::connect(&mut timed, token, PURPOSE) {
-                        Ok(purpose) if purpose == PURPOSE => {
-                            Ok(Self { stream, address, token: token.clone() })
-                        }
-                        Ok(_) => Err(JoinError::Stranger { address, found: "it is a rank".to_owned() }),
-                        Err(HandshakeError::Io(error)) => Err(unreachable(error)),
-                        Err(HandshakeError::Version { theirs }) => {
-                            Err(JoinError::Version { address, theirs })
-                        }
-                        Err(HandshakeError::Refused) => Err(JoinError::Token { address }),
-                        Err(HandshakeError::Unproven) => Err(JoinError::Impostor { address }),
-                        Err(error @ (HandshakeError::Stranger | HandshakeError::TooLong(_))) => {
-                            Err(JoinError::Stranger { address, found: error.to_string() })
-                        }
-                    };
-                }
+        let limit = Instant::now() + left().clamp(PAUSE, CALL);
+        let time = limit.saturating_duration_since(Instant::now());
+        let stream = network::connect(&addresses, time).map_err(unreachable)?;
+        tune(&stream).map_err(unreachable)?;
+        let mut timed = Timed::new(&stream, limit.max(Instant::now() + PAUSE));
+        match handshake::connect(&mut timed, token, PURPOSE) {
+            Ok(purpose) if purpose == PURPOSE => Ok(Self { stream, address, token: token.clone() }),
+            Ok(_) => Err(JoinError::Stranger { address, found: "it is a rank".to_owned() }),
+            Err(HandshakeError::Io(error)) => Err(unreachable(error)),
+            Err(HandshakeError::Version { theirs }) => Err(JoinError::Version { address, theirs }),
+            Err(HandshakeError::Refused) => Err(JoinError::Token { address }),
+            Err(HandshakeError::Unproven) => Err(JoinError::Impostor { address }),
+            Err(error @ (HandshakeError::Stranger | HandshakeError::TooLong(_))) => {
+                Err(JoinError::Stranger { address, found: error.to_string() })
             }
         }
-        Err(unreachable(last))
     }
 
     /// The address of the interface by which the coordinator is reached.
@@ -146,8 +135,10 @@ impl Connection {
         agent
             .spawn("zero-comm-notices", move || {
                 for notice in notified {
-                    // A line that is broken is the reader's business.
-                    let _ = line.send(&FromRank::Notice(notice));
+                    // A line that is broken is the reader's business, too.
+                    if let Err(error) = line.send(&FromRank::Notice(notice)) {
+                        tracing::warn!(%error, "could not tell the coordinator");
+                    }
                 }
             })
             .map_err(system)?;
@@ -155,8 +146,11 @@ impl Connection {
     }
 }
 
-/// What is as good as for ever, and fits all clocks.
-const FOREVER: Duration = Duration::from_secs(365 * 24 * 3600);
+/// Whether a rank can tell the coordinator.
+#[cfg(test)]
+pub(crate) fn fits_a_notice(notice: &Notice) -> bool {
+    frame::encode(&FromRank::Notice(notice.clone()), MAX_FROM_RANK).is_ok()
+}
 
 fn send(stream: &mut impl Write, message: &FromRank) -> io::Result<()> {
     let frame = frame::encode(message, MAX_FROM_RANK).map_err(io::Error::other)?;
@@ -213,7 +207,8 @@ impl Line {
             ToRank::Ping => self.send(&FromRank::Pong)?,
             ToRank::Ask(lane) => {
                 let recorder = standing.recorder();
-                let begun = lane.and_then(|lane| recorder.begun().get(&lane).copied()).unwrap_or(0);
+                // What is forgotten was not left out.
+                let begun = lane.map_or(0, |lane| recorder.begun_in(lane).unwrap_or(u64::MAX));
                 self.send(&FromRank::State { begun, records: recorder.records() })?;
             }
             ToRank::Verdict(failure) => standing.settle(failure),

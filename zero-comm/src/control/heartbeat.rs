@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::clock::FOREVER;
+
 /// How many beats of silence a side survives.
 pub(super) const BEATS: u32 = 8;
 
@@ -13,12 +15,9 @@ impl Heartbeat {
     /// A process may be stopped for a while, by a debugger or a scheduler, and go on.
     const MIN: Duration = Duration::from_secs(10);
 
-    /// What is longer than this is as good as for ever, and fits all clocks.
-    const MAX: Duration = Duration::from_secs(365 * 24 * 3600);
-
     /// How long the other side may be silent where operations wait for `deadline`.
     pub(super) fn silence(deadline: Duration) -> Duration {
-        deadline.clamp(Self::MIN, Self::MAX)
+        deadline.clamp(Self::MIN, FOREVER)
     }
 
     /// Something came.

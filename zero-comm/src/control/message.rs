@@ -1,6 +1,5 @@
 //! What ranks and the coordinator say to each other.
 
-use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -10,7 +9,7 @@ use zero_core::{Rank, WorldSize};
 use super::join_error::Refusal;
 use crate::FlightRecord;
 use crate::failure::Failure;
-use crate::flight::{FlightReport, Lane};
+use crate::flight::{Begun, FlightReport, Lane};
 use crate::process::Notice;
 
 /// The hello of both sides in the handshake of a control connection.
@@ -80,7 +79,7 @@ pub(super) enum ToRank {
         rank: Rank,
         /// The how manieth of all ranks it was, from 1.
         order: usize,
-        begun: BTreeMap<Lane, u64>,
+        begun: Begun,
     },
     Flight(FlightReport),
 }

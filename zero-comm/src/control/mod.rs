@@ -12,6 +12,7 @@ mod handshake;
 mod heartbeat;
 mod join_error;
 mod message;
+mod reception;
 mod socket;
 #[cfg(test)]
 pub(crate) mod strangers;
@@ -20,11 +21,14 @@ mod tests;
 mod timed;
 mod token;
 
+#[cfg(test)]
+pub(crate) use agent::fits_a_notice;
 pub(crate) use agent::{Agent, Connection};
 pub use coordinator::{Coordinator, CoordinatorOptions};
-pub(crate) use handshake::{HandshakeError, accept, connect};
+pub(crate) use handshake::{HandshakeError, connect};
 pub use join_error::{JoinError, Refusal};
 pub(crate) use message::{Hello, Roster};
+pub(crate) use reception::{HANDSHAKE, Host, Reception};
 pub(crate) use socket::tune;
 pub(crate) use timed::Timed;
 pub use token::{Token, TokenError};

@@ -3,11 +3,10 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::clock::FOREVER;
+
 /// Between two looks.
 const PAUSE: Duration = Duration::from_millis(20);
-
-/// How long is as good as for ever: a year.
-const FOREVER: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
 /// The moment when `patience` is over.
 pub(super) fn after(patience: Duration) -> Instant {

@@ -3,11 +3,12 @@
 use std::error::Error;
 use std::fmt;
 use std::io::{self, Read, Write};
-use std::net::{Shutdown, TcpStream, ToSocketAddrs};
+use std::net::{Shutdown, TcpStream};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use super::search::{Miss, after, search};
+use crate::network;
 
 /// What a client begins with.
 const MAGIC: u32 = 0x3c85_f7ce;
@@ -373,18 +374,9 @@ fn wire_key(key: &str) -> Vec<u8> {
 
 /// Tries every address of the host once, all within `left`.
 fn attempt(host: &str, port: u16, left: Duration) -> io::Result<TcpStream> {
-    let addresses: Vec<_> = (host, port).to_socket_addrs()?.collect();
-    let share = left.checked_div(u32::try_from(addresses.len()).unwrap_or(u32::MAX)).unwrap_or(left);
-    let mut failure = io::Error::new(io::ErrorKind::NotFound, "the host has no address");
-    for address in addresses {
-        // A timeout of zero is refused.
-        match TcpStream::connect_timeout(&address, share.max(Duration::from_millis(1))) {
-            Ok(stream) => {
-                stream.set_nodelay(true)?;
-                return Ok(stream);
-            }
-            Err(error) => failure = error,
-        }
-    }
-    Err(failure)
+    let start = Instant::now();
+    let addresses = network::resolve(&format!("{host}:{port}"), left)?;
+    let stream = network::connect(&addresses, left.saturating_sub(start.elapsed()))?;
+    stream.set_nodelay(true)?;
+    Ok(stream)
 }

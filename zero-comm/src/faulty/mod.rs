@@ -273,7 +273,7 @@ impl Communicator for Faulty {
     }
 
     fn receive_raw(&self, from: Rank, mut buffer: BufferMut<'_>, label: &str) -> Result<(), CommError> {
-        let corrupt = self.begin(OpKind::Recv, label, buffer.bytes())?;
+        let corrupt = self.begin(OpKind::Receive, label, buffer.bytes())?;
         self.inner.receive_raw(from, buffer.reborrow(), label)?;
         if corrupt {
             let size = buffer.dtype().size();

@@ -126,7 +126,7 @@ impl fmt::Display for FlightRecord {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} #{} {}", self.group, self.sequence, self.kind)?;
         if let Some(peer) = self.peer {
-            write!(f, " {} {peer}", if self.kind == OpKind::Recv { "from" } else { "to" })?;
+            write!(f, " {} {peer}", if self.kind == OpKind::Receive { "from" } else { "to" })?;
         }
         if let Some((dtype, elements)) = self.elements {
             write!(f, " {elements} x {dtype}")?;

@@ -1,11 +1,13 @@
 //! What one rank did last.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Mutex;
 
 use zero_core::DType;
 
-use super::record::{FlightRecord, FlightState, Lane};
+use super::begun::Begun;
+use super::record::{FlightRecord, FlightState, GroupId, Lane};
+use crate::text::clip;
 use crate::{OpKind, lock};
 
 /// Keeps the last [`FlightRecord::KEPT`] operations of one rank, over all its groups.
@@ -17,8 +19,9 @@ struct Records {
     kept: VecDeque<FlightRecord>,
     /// How many operations are not kept any more.
     gone: u64,
-    /// How many operations of each lane were begun.
-    begun: BTreeMap<Lane, u64>,
+    begun: Begun,
+    /// Groups that this rank has left, oldest first.
+    left: VecDeque<GroupId>,
 }
 
 /// One operation in the record.
@@ -31,6 +34,10 @@ pub(crate) struct Ticket {
 }
 
 impl Recorder {
+    /// Of how many groups that the rank has left it keeps how far it came: others may still be at an operation
+    /// that it did its part of.
+    const KEPT_GROUPS: usize = 1024;
+
     /// Notes that the rank has come to the next operation of `lane`.
     pub(crate) fn begin(
         &self,
@@ -40,9 +47,7 @@ impl Recorder {
         label: &str,
     ) -> Ticket {
         let mut records = lock(&self.0);
-        let begun = records.begun.entry(lane).or_default();
-        *begun += 1;
-        let sequence = *begun;
+        let sequence = records.begun.add(lane);
         // The oldest record lends its label's memory to the newest.
         let mut text = if records.kept.len() == FlightRecord::KEPT {
             records.gone += 1;
@@ -51,7 +56,7 @@ impl Recorder {
             String::new()
         };
         text.clear();
-        text.push_str(&label[..label.floor_char_boundary_at(FlightRecord::LABEL_BYTES)]);
+        text.push_str(clip(label, FlightRecord::LABEL_BYTES));
         let peer = match lane {
             Lane::Collective(_) => None,
             Lane::Send(_, peer) | Lane::Receive(_, peer) => Some(peer),
@@ -76,23 +81,25 @@ impl Recorder {
         lock(&self.0).kept.iter().cloned().collect()
     }
 
-    /// How many operations of each lane were begun.
-    pub(crate) fn begun(&self) -> BTreeMap<Lane, u64> {
-        lock(&self.0).begun.clone()
-    }
-}
-
-trait FloorCharBoundary {
-    /// The last boundary of characters at or before byte `index`.
-    fn floor_char_boundary_at(&self, index: usize) -> usize;
-}
-
-impl FloorCharBoundary for str {
-    fn floor_char_boundary_at(&self, index: usize) -> usize {
-        if index >= self.len() {
-            return self.len();
+    /// Notes that the rank will begin no more operations of `group`.
+    pub(crate) fn leave(&self, group: GroupId) {
+        let mut records = lock(&self.0);
+        records.left.push_back(group);
+        if records.left.len() > Self::KEPT_GROUPS {
+            if let Some(oldest) = records.left.pop_front() {
+                records.begun.forget(oldest);
+            }
         }
-        (0..=index).rev().find(|index| self.is_char_boundary(*index)).unwrap_or(0)
+    }
+
+    /// How many operations of each lane were begun, as far as all ranks can be told.
+    pub(crate) fn begun(&self) -> Begun {
+        lock(&self.0).begun.cut()
+    }
+
+    /// How many operations of `lane` were begun; `None` if that may be forgotten.
+    pub(crate) fn begun_in(&self, lane: Lane) -> Option<u64> {
+        lock(&self.0).begun.of(lane)
     }
 }
 
@@ -137,7 +144,7 @@ mod tests {
         recorder.begin(LANE, OpKind::Barrier, None, "");
         recorder.begin(send, OpKind::Send, Some((DType::U8, 3)), "");
         assert_eq!(recorder.begin(send, OpKind::Send, None, "").sequence, 2);
-        assert_eq!(recorder.begun(), BTreeMap::from([(LANE, 1), (send, 2)]));
+        assert_eq!([LANE, send].map(|lane| recorder.begun_in(lane)), [Some(1), Some(2)]);
     }
 
     #[test]
@@ -147,5 +154,31 @@ mod tests {
         recorder.begin(LANE, OpKind::Barrier, None, &format!("x{}", "ä".repeat(100)));
         let lengths: Vec<_> = recorder.records().iter().map(|record| record.label.len()).collect();
         assert_eq!(lengths, [64, 63]);
+    }
+
+    #[test]
+    fn groups_that_were_left_long_ago_are_forgotten_and_no_others() {
+        let recorder = Recorder::default();
+        let group = |split| GroupId::WORLD.child(split, 0);
+        let splits = 100_000;
+        for split in 1..=splits {
+            recorder.begin(LANE, OpKind::Split, None, "split");
+            recorder.begin(Lane::Collective(group(split)), OpKind::Barrier, None, "");
+            recorder.begin(Lane::Send(group(split), Rank::new(1)), OpKind::Send, None, "");
+            recorder.begin(Lane::Receive(group(split), Rank::new(2)), OpKind::Receive, None, "");
+            recorder.leave(group(split));
+        }
+        assert_eq!(recorder.begun_in(LANE), Some(splits));
+        let recent = splits - Recorder::KEPT_GROUPS as u64;
+        for (split, known) in [(1, None), (recent, None), (recent + 1, Some(1)), (splits, Some(1))] {
+            for lane in [
+                Lane::Collective(group(split)),
+                Lane::Send(group(split), Rank::new(1)),
+                Lane::Receive(group(split), Rank::new(2)),
+            ] {
+                assert_eq!(recorder.begun_in(lane), known, "{split}");
+            }
+        }
+        assert_eq!(recorder.begun().len(), 1 + 3 * Recorder::KEPT_GROUPS);
     }
 }

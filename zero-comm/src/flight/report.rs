@@ -34,7 +34,7 @@ struct Operation {
 impl Operation {
     fn of(rank: Rank, record: &FlightRecord) -> Self {
         let message = record.peer.map(|peer| match record.kind {
-            OpKind::Recv => (peer, rank),
+            OpKind::Receive => (peer, rank),
             _ => (rank, peer),
         });
         Self { group: record.group, message, sequence: record.sequence }
@@ -72,7 +72,7 @@ impl Call {
 
     /// Whether both can be sides of one operation.
     fn fits(&self, other: &Self) -> bool {
-        let messages = [OpKind::Send, OpKind::Recv];
+        let messages = [OpKind::Send, OpKind::Receive];
         let kinds =
             self.kind == other.kind || [self.kind, other.kind].iter().all(|kind| messages.contains(kind));
         let elements = match (self.elements, other.elements) {
@@ -419,7 +419,7 @@ mod tests {
             call(recorder, Lane::Send(group, to), OpKind::Send, 6, "m", FlightState::Waiting);
         });
         let receiver = records(|recorder| {
-            call(recorder, Lane::Receive(group, from), OpKind::Recv, 5, "m", FlightState::Done);
+            call(recorder, Lane::Receive(group, from), OpKind::Receive, 5, "m", FlightState::Done);
         });
         let idle = records(|_| {});
         assert_eq!(

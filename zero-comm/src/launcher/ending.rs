@@ -5,10 +5,10 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 use std::time::Instant;
 
-use super::last_words::{Kind, LastWords};
 use super::memory::OutOfMemory;
 use super::placement::Place;
 use super::signals;
+use crate::last_words::{Kind, LastWords};
 
 /// How the process of a rank ended.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -7,9 +7,6 @@ use std::net::SocketAddr;
 use super::placement::Place;
 use crate::Token;
 
-/// The file into which a rank writes why it failed; the path is another one on each machine.
-pub(crate) const LAST_WORDS: &str = "ZERO_LAST_WORDS";
-
 /// Variables by which other launchers tell a process its place.
 ///
 /// This program may run under one of them (a shell of an allocation, an MPI job of one process). Its ranks

@@ -2,8 +2,13 @@
 
 use std::collections::VecDeque;
 
-/// No more of one line than this is held back; a longer one is passed on in pieces.
+use crate::last_words;
+
+/// No more of one line than this is held back; a longer one is passed on in pieces. A line of news, with a rank's
+/// last words, must not be.
 pub(crate) const MAX_LINE: usize = 64 * 1024;
+
+const _: () = assert!(last_words::MAX_BYTES + 1024 < MAX_LINE as u64);
 
 /// How a piece of a line ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -9,7 +9,7 @@
 //! - `guard`: ends the ranks if this program cannot.
 //! - `signals`: what users and schedulers send.
 //! - `relay`, `lines`, `printer`: the ranks' output on its way to ours.
-//! - `ending`, `last_words`, `memory`, `report`: how ranks ended and which of them was the cause.
+//! - `ending`, `memory`, `report`: how ranks ended and which of them was the cause.
 //! - `error`: why a job could not be started.
 
 mod cli;
@@ -19,7 +19,6 @@ mod environment;
 mod error;
 mod guard;
 mod job;
-mod last_words;
 mod lines;
 mod memory;
 mod placement;

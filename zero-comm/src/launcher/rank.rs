@@ -16,7 +16,6 @@ use rustix::process::{Pid, Signal};
 use super::ending::{Ending, Status};
 use super::error::LaunchError;
 use super::job::Event;
-use super::last_words::LastWords;
 use super::lines::Tail;
 use super::memory::{Kills, OutOfMemory};
 use super::placement::Place;
@@ -24,6 +23,7 @@ use super::printer::Printer;
 use super::process;
 use super::relay::Relay;
 use super::remote::{Link, News};
+use crate::last_words::LastWords;
 
 /// How long a remote shell gets to end its rank when its input is closed.
 const REMOTE_KILL: Duration = Duration::from_secs(2);

@@ -13,8 +13,8 @@ use std::time::Duration;
 
 use super::ending::Status;
 use super::environment;
-use super::last_words::{self, LastWords};
 use super::signals;
+use crate::last_words::{self, LastWords};
 
 /// What is the same for all ranks.
 const SCRIPT: &str = include_str!("remote.sh");

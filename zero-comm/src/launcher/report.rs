@@ -5,8 +5,8 @@ use std::io;
 use signal_hook::consts::SIGKILL;
 
 use super::ending::{Ending, Origin, Status};
-use super::last_words::Kind;
 use super::signals;
+use crate::last_words::Kind;
 
 /// Why a job had to end, if that was not because of a rank.
 #[derive(Debug)]
@@ -138,8 +138,8 @@ mod tests {
     use zero_core::{Rank, WorldSize};
 
     use super::{Report, Trigger};
+    use crate::last_words::LastWords;
     use crate::launcher::ending::{Ending, Status};
-    use crate::launcher::last_words::LastWords;
     use crate::launcher::memory::OutOfMemory;
     use crate::launcher::placement::Place;
 

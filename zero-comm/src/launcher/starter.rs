@@ -6,13 +6,14 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::cli::LaunchOptions;
-use super::environment::{self, LAST_WORDS};
+use super::environment;
 use super::error::LaunchError;
 use super::job::GRACE_AFTER_FAILURE;
 use super::placement::Place;
 use super::rank::{Outlets, RankProcess};
 use super::remote::Order;
 use crate::Token;
+use crate::last_words::LAST_WORDS;
 
 /// Starts ranks of one job.
 pub(crate) struct Starter<'a> {

@@ -17,6 +17,7 @@ use crate::flight::{FlightRecord, FlightState, Lane};
 use crate::lock;
 use crate::reduce;
 use crate::request::Request;
+use crate::windows;
 use crate::{Buffer, BufferMut, CommError, Communicator, OpKind, ReduceOp, Region, WindowKey};
 
 /// A rank's place in a group of threads.
@@ -239,7 +240,7 @@ impl Communicator for LocalCommunicator {
         let peer = self
             .place()
             .other("the sender", from)
-            .map_err(|reason| self.refuse(OpKind::Recv, label, reason))?;
+            .map_err(|reason| self.refuse(OpKind::Receive, label, reason))?;
         let request = Request::Receive { dtype: buffer.dtype(), length: buffer.len() };
         let lane = Lane::Receive(self.group.id(), self.group.members()[peer]);
         let pair = self.group.pair(peer, self.position);
@@ -299,8 +300,8 @@ impl Communicator for LocalCommunicator {
         let region = self.group.windows(position).get(key);
         let region = region.ok_or_else(|| CommError::WindowMissing { peer, key, label: label() })?;
         let bytes = region.bytes();
-        match bytes.get(offset..).and_then(|rest| rest.get(..into.len())) {
-            Some(part) => into.copy_from_slice(part),
+        match windows::part(bytes.len(), offset as u64, into.len() as u64) {
+            Some(part) => into.copy_from_slice(&bytes[part]),
             None => {
                 let (requested, available) = (into.len(), bytes.len());
                 let label = label();
@@ -320,6 +321,12 @@ impl Communicator for LocalCommunicator {
 
     fn abort(&self, reason: &str) {
         self.health().fail(Failure::Aborted { rank: self.presence.rank(), reason: reason.to_owned() });
+    }
+}
+
+impl Drop for LocalCommunicator {
+    fn drop(&mut self) {
+        self.presence.recorder().leave(self.group.id());
     }
 }
 

@@ -70,7 +70,7 @@ impl Health {
     ///
     /// Takes no lock, so that a rendezvous can call it with its own lock held.
     pub(super) fn record(&self, failure: Failure) -> bool {
-        self.failure.set(failure).is_ok()
+        self.failure.set(failure.cut()).is_ok()
     }
 
     /// Notes that `rank` will not come again.

@@ -11,7 +11,5 @@ mod meeting;
 mod presence;
 mod rendezvous;
 mod world;
-mod world_error;
 
 pub use world::LocalWorld;
-pub use world_error::{RankFailure, WorldError};

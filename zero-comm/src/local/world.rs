@@ -12,10 +12,9 @@ use super::communicator::LocalCommunicator;
 use super::group::Group;
 use super::health::Health;
 use super::presence::Presence;
-use super::world_error::{RankFailure, WorldError};
 use crate::failure::Failure;
 use crate::lock;
-use crate::{Communicator, LossCause, panic_message};
+use crate::{Communicator, LossCause, RankFailure, WorldError, panic_message};
 
 /// What the main thread of a program usually has; a rank runs what otherwise runs there.
 const STACK_BYTES: usize = 8 << 20;

@@ -4,7 +4,6 @@
 
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use zero_core::Rank;
@@ -14,8 +13,9 @@ use super::engine::{Breakdown, DEPTH, sweep};
 use super::error::MpiError;
 use super::memory::{PIECE, Piece, SHORT};
 use super::raw::{Channel, Flight, Tag};
-use super::wire::{Answer, Found, Request};
-use crate::{Region, WindowKey, lock};
+use super::wire::Read;
+use crate::reading::{Part, ReadAnswer};
+use crate::{Region, lock};
 
 /// How many reads are answered at once.
 const AT_ONCE: usize = 64;
@@ -24,13 +24,13 @@ const AT_ONCE: usize = 64;
 #[derive(Default)]
 pub(super) struct Answers {
     given: Vec<Giving>,
-    waiting: VecDeque<(Rank, Request)>,
+    waiting: VecDeque<(Rank, Read)>,
 }
 
 impl Answers {
     /// Takes a reader's request.
-    pub(super) fn ask(&mut self, reader: Rank, request: Request) {
-        self.waiting.push_back((reader, request));
+    pub(super) fn ask(&mut self, reader: Rank, read: Read) {
+        self.waiting.push_back((reader, read));
     }
 
     pub(super) fn are_given(&self) -> bool {
@@ -46,10 +46,10 @@ impl Answers {
     ) -> Result<bool, Breakdown> {
         let mut moved = false;
         while self.given.len() < AT_ONCE {
-            let Some((reader, request)) = self.waiting.pop_front() else { break };
-            let (head, giving) = begin(board, reader, request);
+            let Some((reader, read)) = self.waiting.pop_front() else { break };
+            let (head, giving) = begin(board, reader, read);
             let head = board.pool.copy_of(&head);
-            posts.push(channel.send(reader, request.tag, head).map_err(Breakdown::at(reader))?);
+            posts.push(channel.send(reader, read.tag, head).map_err(Breakdown::at(reader))?);
             self.given.extend(giving);
             moved = true;
         }
@@ -62,27 +62,16 @@ impl Answers {
 }
 
 /// The first message of the answer, and what is to follow. All of a short one is in the first message.
-fn begin(board: &Board, to: Rank, request: Request) -> (Vec<u8>, Option<Giving>) {
-    let Request { tag, group, key, offset, len } = request;
-    let refuse = |found, available| (Answer { found, available }.encode(), None);
-    let windows = lock(&board.windows).get(&group).cloned();
-    let Some(region) = windows.and_then(|windows| windows.get(WindowKey::new(key))) else {
-        return refuse(Found::Missing, 0);
+fn begin(board: &Board, to: Rank, Read { tag, request }: Read) -> (Vec<u8>, Option<Giving>) {
+    let windows = lock(&board.windows).get(&request.group.get()).cloned();
+    let Part { region, range } = match request.find(windows.as_deref()) {
+        Ok(part) => part,
+        Err(answer) => return (answer.encode().to_vec(), None),
     };
-    // A region is the user's own code. That it is whole after a panic is its own affair.
-    let Ok(bytes) = catch_unwind(AssertUnwindSafe(|| region.bytes())) else {
-        return refuse(Found::Panicked, 0);
-    };
-    let available = bytes.len() as u64;
-    let Some(end) = offset.checked_add(len).filter(|end| *end <= available) else {
-        return refuse(Found::OutOfBounds, available);
-    };
-    // Within the region, so within `usize`.
-    let (start, end) = (offset as usize, end as usize);
-    let first = end.min(start + SHORT);
-    let mut head = Answer { found: Found::Bytes, available }.encode();
-    head.extend_from_slice(&bytes[start..first]);
-    (head, Some(Giving { to, tag, region, rest: first..end, flying: VecDeque::new() }))
+    let first = range.end.min(range.start + SHORT);
+    let mut head = ReadAnswer::Bytes.encode().to_vec();
+    head.extend_from_slice(&region.bytes()[range.start..first]);
+    (head, Some(Giving { to, tag, region, rest: first..range.end, flying: VecDeque::new() }))
 }
 
 /// Bytes of a window on their way to a reader, from where they are.

@@ -96,7 +96,7 @@ impl Engine {
             {
                 match message {
                     Message::Hello(hello) => board.directory.add(from, hello),
-                    Message::Read(request) => self.answers.ask(from, request),
+                    Message::Read(read) => self.answers.ask(from, read),
                 }
                 moved = true;
             }

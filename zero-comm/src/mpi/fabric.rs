@@ -17,9 +17,10 @@ use super::error::MpiError;
 use super::links::MpiLinks;
 use super::news::News;
 use super::raw::{self, Channel, Tag};
-use super::wire::{self, Answer, Found, Message, Request, tags};
+use super::wire::{self, Message, Read, tags};
 use crate::flight::GroupId;
 use crate::process::{Fabric, Incoming, Links, Wait};
+use crate::reading::{ReadAnswer, ReadRequest};
 use crate::windows::Windows;
 use crate::{CommError, WindowKey, lock};
 
@@ -267,36 +268,25 @@ impl Fabric for MpiFabric {
         let board = &self.board;
         board.check(wait)?;
         let tag = self.answer_tag(peer, wait)?;
-        let (group, len) = (group.get(), into.len() as u64);
-        let request = Request { tag, group, key: key.get(), offset: offset as u64, len };
-        board.post(peer, tags::MESSAGE, &Message::Read(request).encode());
+        let request = ReadRequest::new(group, key, offset, into);
+        board.post(peer, tags::MESSAGE, &Message::Read(Read { tag, request }).encode());
         let links = MpiLinks::new(board, &[peer], &[], &[tag]);
         let receive = |bytes: &mut [u8], wait: &mut Wait<'_>| {
             links.transfer(&mut [], &mut [Incoming { peer: 0, bytes, done: 0 }], wait)
         };
 
-        let mut head = [0; Answer::LEN];
+        let mut head = [0; ReadAnswer::BYTES];
         receive(&mut head, wait)?;
-        let Some(Answer { found, available }) = Answer::decode(&head) else {
+        let Some(answer) = ReadAnswer::decode(&head) else {
             let error = MpiError::Malformed { peer, what: "an unknown answer" };
             return Err(wait.broken(peer, &error.to_string()));
         };
-        if found == Found::Bytes {
+        if answer == ReadAnswer::Bytes {
             receive(into, wait)?;
         }
         // After an error above, more of the answer may still come under this tag; so it stays out of use.
         lock(&self.answers).push(tag);
-
-        let label = || wait.operation().label.to_owned();
-        let (requested, available) = (into.len(), available as usize);
-        match found {
-            Found::Bytes => Ok(()),
-            Found::Missing => Err(CommError::WindowMissing { peer, key, label: label() }),
-            Found::OutOfBounds => {
-                Err(CommError::WindowBounds { peer, key, label: label(), offset, requested, available })
-            }
-            Found::Panicked => Err(wait.broken(peer, &format!("the region of its {key} panicked"))),
-        }
+        answer.check(peer, &request, wait)
     }
 }
 

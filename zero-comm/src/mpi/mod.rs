@@ -21,9 +21,8 @@
 //!   like, and memory stays bounded by what is wanted.
 //! - *Each direction of each link has a tag of its own*, chosen by its sender and told in a first message
 //!   ([`Directory`](directory::Directory)), so groups never meet.
-//! - *What it costs*: on a machine of two cores, Open MPI 4.1 over TCP, against blocking MPI calls in the same
-//!   minute: 64 MiB take 1.2 times as long one way, 0.85 times both ways at once, 1.05 times as a read; 8 bytes take
-//!   20 to 40 µs instead of 7. A rank that does nothing takes about 4 % of a core, to see reads within 0.5 ms.
+//! - *What it costs*: the way over the MPI thread, which for short messages is more than MPI itself takes, and on an
+//!   idle rank a look every half a millisecond, so that reads are seen.
 //! - *MPI is started once in a process*, and ended by [`MpiFabric::finalize`] if all ranks are well. `docs/mpi.md`
 //!   tells what that means for users.
 

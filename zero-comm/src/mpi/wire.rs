@@ -7,6 +7,7 @@ use zero_core::Rank;
 use super::error::MpiError;
 use super::memory::{Piece, Pool};
 use super::raw::{Channel, Flight, Tag};
+use crate::reading::ReadRequest;
 
 /// Which tag is for what.
 pub(super) mod tags {
@@ -43,7 +44,7 @@ pub(super) fn decode<const N: usize>(bytes: &[u8]) -> Option<[u64; N]> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Message {
     Hello(Hello),
-    Read(Request),
+    Read(Read),
 }
 
 /// Says which tag a new link has.
@@ -56,69 +57,32 @@ pub(super) struct Hello {
 
 /// Asks for bytes of a window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Request {
+pub(super) struct Read {
     /// That of the answer.
     pub(super) tag: Tag,
-    pub(super) group: u64,
-    pub(super) key: u64,
-    /// In bytes, as the length.
-    pub(super) offset: u64,
-    pub(super) len: u64,
+    pub(super) request: ReadRequest,
 }
 
 impl Message {
     pub(super) fn encode(self) -> Vec<u8> {
-        encode(match self {
-            Self::Hello(Hello { group, purpose, tag }) => [0, tag as u64, group, purpose, 0, 0],
-            Self::Read(Request { tag, group, key, offset, len }) => [1, tag as u64, group, key, offset, len],
-        })
+        match self {
+            Self::Hello(Hello { group, purpose, tag }) => encode([0, tag as u64, group, purpose]),
+            Self::Read(Read { tag, request }) => [&encode([1, tag as u64])[..], &request.encode()].concat(),
+        }
     }
 
     fn decode(bytes: &[u8]) -> Option<Self> {
-        let [kind, tag, group, key, offset, len] = decode(bytes)?;
+        let (head, rest) = bytes.split_at_checked(2 * size_of::<u64>())?;
+        let [kind, tag] = decode(head)?;
         let tag = Tag::try_from(tag).ok().filter(|tag| *tag >= tags::FIRST_ANSWER)?;
         match kind {
-            0 => Some(Self::Hello(Hello { group, purpose: key, tag })),
-            1 => Some(Self::Read(Request { tag, group, key, offset, len })),
+            0 => decode(rest).map(|[group, purpose]| Self::Hello(Hello { group, purpose, tag })),
+            1 => {
+                let request = ReadRequest::decode(rest.try_into().ok()?);
+                Some(Self::Read(Read { tag, request }))
+            }
             _ => None,
         }
-    }
-}
-
-/// What an answer to a read begins with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Answer {
-    pub(super) found: Found,
-    /// How many bytes the window has.
-    pub(super) available: u64,
-}
-
-/// What there is to read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Found {
-    /// The bytes, which follow.
-    Bytes,
-    /// No such window.
-    Missing,
-    /// A window that is too short.
-    OutOfBounds,
-    /// A window whose region panicked.
-    Panicked,
-}
-
-impl Answer {
-    pub(super) const LEN: usize = 2 * size_of::<u64>();
-
-    const FOUND: [Found; 4] = [Found::Bytes, Found::Missing, Found::OutOfBounds, Found::Panicked];
-
-    pub(super) fn encode(self) -> Vec<u8> {
-        encode([self.found as u64, self.available])
-    }
-
-    pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
-        let [found, available] = decode(bytes)?;
-        let found = *Self::FOUND.get(usize::try_from(found).ok()?)?;
-        Some(Self { found, available })
     }
 }
 
@@ -148,29 +112,31 @@ impl Mailbox {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::WindowKey;
+    use crate::flight::GroupId;
 
     #[test]
-    fn messages_and_answers_come_back_as_they_were() {
+    fn messages_come_back_as_they_were() {
         let hello = Message::Hello(Hello { group: u64::MAX, purpose: 1, tag: Tag::MAX });
-        let read =
-            Message::Read(Request { tag: tags::FIRST_ANSWER, group: 1, key: 2, offset: u64::MAX, len: 3 });
-        for message in [hello, read] {
+        let request = ReadRequest {
+            group: GroupId::WORLD.child(1, 1),
+            key: WindowKey::new(2),
+            offset: u64::MAX,
+            length: 3,
+        };
+        for message in [hello, Message::Read(Read { tag: tags::FIRST_ANSWER, request })] {
             assert_eq!(Message::decode(&message.encode()), Some(message));
-        }
-        for found in Answer::FOUND {
-            let answer = Answer { found, available: 5 };
-            assert_eq!(Answer::decode(&answer.encode()), Some(answer));
-            assert_eq!(answer.encode().len(), Answer::LEN);
         }
     }
 
     #[test]
     fn what_is_no_message_is_refused() {
         let tag = tags::FIRST_ANSWER as u64;
-        assert_eq!(Message::decode(&encode([2, tag, 0, 0, 0, 0])), None);
-        assert_eq!(Message::decode(&encode([0, tag - 1, 0, 0, 0, 0])), None);
-        assert_eq!(Message::decode(&encode([0, u64::MAX, 0, 0, 0, 0])), None);
-        assert_eq!(Message::decode(&encode([0, tag, 0, 0, 0])), None);
-        assert_eq!(Answer::decode(&encode([4, 0])), None);
+        for words in
+            [&[2, tag, 0, 0][..], &[0, tag - 1, 0, 0], &[0, u64::MAX, 0, 0], &[0, tag, 0], &[1, tag, 0], &[]]
+        {
+            let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+            assert_eq!(Message::decode(&bytes), None, "{words:?}");
+        }
     }
 }

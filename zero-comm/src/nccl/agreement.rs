@@ -55,18 +55,11 @@ pub(super) fn agree(
 
 /// `error` of what is done here, as an error of the `operation` called `label` that it is done for.
 fn renamed(error: CommError, operation: OpKind, label: &str) -> CommError {
-    let label = label.to_owned();
     match error {
         CommError::Timeout { after, missing, label: old, .. } if old == LABEL => {
-            CommError::Timeout { operation, label, after, missing }
+            CommError::Timeout { operation, label: label.to_owned(), after, missing }
         }
-        CommError::PeerLost { rank, cause, label: old, .. } if old == LABEL => {
-            CommError::PeerLost { rank, cause, operation, label }
-        }
-        CommError::Aborted { rank, reason, label: old, .. } if old == LABEL => {
-            CommError::Aborted { rank, reason, operation, label }
-        }
-        other => other,
+        other => other.of(operation, label),
     }
 }
 
@@ -289,7 +282,7 @@ mod tests {
         };
         let outcomes = outcomes(3, launch);
         assert_eq!(outcomes[2], Ok(()));
-        let expected = [(11, OpKind::Send, "3 x f32", "m"), (10, OpKind::Recv, "4 x f32", "m")];
+        let expected = [(11, OpKind::Send, "3 x f32", "m"), (10, OpKind::Receive, "4 x f32", "m")];
         assert_eq!(mismatch(&outcomes[..2]), expected);
     }
 

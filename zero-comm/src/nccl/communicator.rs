@@ -1,7 +1,7 @@
 //! One rank's place in a group of devices.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::thread;
 use std::time::Duration;
 
@@ -9,7 +9,6 @@ use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError};
 use zero_core::{Rank, WorldSize};
 
 use super::agreement::{self, Agreement};
-use super::control::news;
 use super::error::NcclError;
 use super::group::{NcclGroup, Operation};
 use super::handle::{Handle, Refusal};
@@ -18,7 +17,8 @@ use super::patience::watch;
 use super::session::{Launch, Session};
 use super::{device, join};
 use crate::arguments::Place;
-use crate::{CommError, Communicator, OpKind};
+use crate::give_up::cause;
+use crate::{CommError, Communicator, OpKind, lock};
 
 /// One rank's place in a group of NVIDIA devices, one per rank, that NCCL connects.
 ///
@@ -347,7 +347,7 @@ impl NcclCommunicator {
 
     /// An error if another rank, or this one elsewhere, has failed the world. Waits for nobody.
     fn news(&self) -> Result<(), NcclError> {
-        Ok(news(&*self.control)?)
+        cause(&*self.control, OpKind::Barrier, "").map_or(Ok(()), |error| Err(error.into()))
     }
 
     /// The first failure as an error of `operation`, if there was one.
@@ -355,12 +355,7 @@ impl NcclCommunicator {
         let Some(failure) = self.failure.get() else { return Ok(()) };
         session.handle.abort();
         Err(match failure.clone() {
-            NcclError::Comm(CommError::PeerLost { rank, cause, .. }) => {
-                CommError::PeerLost { rank, cause, operation, label: label.to_owned() }.into()
-            }
-            NcclError::Comm(CommError::Aborted { rank, reason, .. }) => {
-                CommError::Aborted { rank, reason, operation, label: label.to_owned() }.into()
-            }
+            NcclError::Comm(error) => error.of(operation, label).into(),
             other => other,
         })
     }
@@ -413,8 +408,7 @@ impl NcclCommunicator {
     }
 
     fn lock(&self) -> MutexGuard<'_, Session> {
-        // Every critical section leaves the session whole, wherever it ends.
-        self.session.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.session)
     }
 
     pub(super) fn place(&self) -> Place {

@@ -5,19 +5,10 @@ use serde::{Deserialize, Serialize};
 use zero_core::Rank;
 
 use super::error::NcclError;
-use crate::{CommError, Communicator, CommunicatorExt, WindowKey};
+use crate::{Communicator, CommunicatorExt};
 
 /// The label of what is sent for this.
-const LABEL: &str = "making a communicator of devices";
-
-/// Fails with what has failed the world, if it has failed. Waits for nobody.
-pub(super) fn news(control: &dyn Communicator) -> Result<(), CommError> {
-    // Reading nothing from this rank needs nobody and moves nothing, whether there is such a window or not.
-    match control.read(control.rank(), WindowKey::new(u64::MAX), 0, &mut [], LABEL) {
-        Ok(()) | Err(CommError::WindowMissing { .. } | CommError::WindowBounds { .. }) => Ok(()),
-        Err(error) => Err(error),
-    }
-}
+pub(super) const LABEL: &str = "making a communicator of devices";
 
 /// Why a rank could not do its part.
 #[derive(Serialize, Deserialize)]
@@ -86,7 +77,7 @@ mod tests {
     use zero_core::WorldSize;
 
     use super::*;
-    use crate::{LocalWorld, WorldError};
+    use crate::{CommError, LocalWorld, WorldError};
 
     fn outcomes(
         mine: impl Fn(usize) -> Result<((), usize), NcclError> + Sync,
@@ -131,16 +122,5 @@ mod tests {
         let outcomes = outcomes(|rank| if rank == 1 { Err(in_vain()) } else { Ok(((), 0)) });
         let peer = Err(NcclError::Peer { rank: Rank::new(11), reason: in_vain().to_string() });
         assert_eq!(outcomes, [peer.clone(), Err(in_vain()), peer]);
-    }
-
-    #[test]
-    fn a_failed_world_is_news() {
-        let world = LocalWorld::new(WorldSize::ONE);
-        let control = world.communicators().remove(0);
-        assert_eq!(news(&*control), Ok(()));
-        control.expose(WindowKey::new(u64::MAX), std::sync::Arc::new(vec![1])).unwrap();
-        assert_eq!(news(&*control), Ok(()));
-        control.abort("enough");
-        assert!(matches!(news(&*control), Err(CommError::Aborted { reason, .. }) if reason == "enough"));
     }
 }

@@ -78,8 +78,8 @@ impl<'a> NcclGroup<'a> {
         label: &str,
     ) {
         let (send, receive) = (send.into(), receive.into());
-        let whole = Argument("receive", receive.len(), receive.dtype());
-        let part = Argument("send", send.len(), send.dtype());
+        let whole = Argument::new("receive", receive.len(), receive.dtype());
+        let part = Argument::new("send", send.len(), send.dtype());
         let request = self.place().check_parts(counts, &whole, &part);
         let request =
             request.map(|()| (Request::AllGather { dtype: send.dtype(), counts: counts.to_vec() }, 0));
@@ -111,8 +111,8 @@ impl<'a> NcclGroup<'a> {
         label: &str,
     ) {
         let (send, receive) = (send.into(), receive.into());
-        let whole = Argument("send", send.len(), send.dtype());
-        let part = Argument("receive", receive.len(), receive.dtype());
+        let whole = Argument::new("send", send.len(), send.dtype());
+        let part = Argument::new("receive", receive.len(), receive.dtype());
         let request =
             self.place().check_parts(counts, &whole, &part).and_then(|()| check_op(op, send.dtype()));
         let request = request
@@ -147,7 +147,7 @@ impl<'a> NcclGroup<'a> {
         let request = self.place().other("the sender", from);
         let request = request
             .map(|position| (Request::Receive { dtype: buffer.dtype(), length: buffer.len() }, position));
-        self.add(OpKind::Recv, request, None, Some(buffer), label);
+        self.add(OpKind::Receive, request, None, Some(buffer), label);
     }
 
     /// Puts the operations on `stream`, which must be one of the communicator's device. Returns when they are

@@ -9,13 +9,14 @@ use zero_core::Rank;
 
 use super::agreement::Agreement;
 use super::communicator::NcclCommunicator;
-use super::control::{news, verdict};
+use super::control::{LABEL, verdict};
 use super::device;
 use super::error::NcclError;
 use super::handle::{self, Handle, Refusal};
 use super::library::{Library, UniqueId};
 use super::patience::watch;
 use super::session::Session;
+use crate::give_up::cause;
 use crate::{Communicator, CommunicatorExt, OpKind};
 
 /// What a rank brings: all but the identifier must be the same on all.
@@ -103,7 +104,8 @@ fn connected(
     // The other half is for telling the others.
     let after: Duration = control.deadline() / 2;
     let ready = || handle.ready().map_err(|refusal| refusal.during(during()));
-    let ready = watch(after, ready, || Ok(news(control)?))?;
+    let news = || cause(control, OpKind::Join, LABEL).map_or(Ok(()), |error| Err(error.into()));
+    let ready = watch(after, ready, news)?;
     ready.ok_or_else(|| NcclError::Connect { rank: name, world_size: control.world_size(), after })
 }
 

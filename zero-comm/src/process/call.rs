@@ -106,7 +106,7 @@ impl ProcessCommunicator {
         let expected = [(other, theirs)];
         let messages = {
             // The first message of two ranks on different hosts needs a connection.
-            let sequence = self.standing().recorder().begun().get(&lane).map_or(1, |begun| begun + 1);
+            let sequence = self.standing().recorder().begun_in(lane).unwrap_or(0) + 1;
             let operation = Operation { kind, label, sequence, expected: &expected };
             let mut wait = Wait::new(self.standing(), operation, self.deadline());
             group.messages(direction, peer, &mut wait)?
@@ -147,7 +147,7 @@ impl ProcessCommunicator {
         (request, op, dtype, label): (OpKind, ReduceOp, DType, &str),
         wait: &mut Wait<'_>,
     ) -> Result<(), CommError> {
-        if op != ReduceOp::Sum || !matches!(dtype, DType::I64 | DType::I32 | DType::U8) {
+        if op != ReduceOp::Sum || !dtype.is_integer() {
             return Ok(());
         }
         let mut fits = true;

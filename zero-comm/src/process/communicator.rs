@@ -19,6 +19,7 @@ use crate::failure::Failure;
 use crate::flight::FlightRecord;
 use crate::reduce;
 use crate::request::Request;
+use crate::windows;
 use crate::{Buffer, BufferMut, CommError, Communicator, OpKind, ReduceOp, Region, WindowKey, lock};
 
 /// A rank's place in a group of processes.
@@ -268,7 +269,7 @@ impl Communicator for ProcessCommunicator {
         let peer = self
             .place()
             .other("the sender", from)
-            .map_err(|reason| self.refuse(OpKind::Recv, label, reason))?;
+            .map_err(|reason| self.refuse(OpKind::Receive, label, reason))?;
         let request = Request::Receive { dtype: buffer.dtype(), length: buffer.len() };
         self.message(Direction::In, peer, request, label, Cast::Take(buffer.bytes_mut()))
     }
@@ -364,8 +365,8 @@ impl Communicator for ProcessCommunicator {
         if position == self.group.position {
             let region = self.group.windows.get(key).ok_or_else(missing)?;
             let bytes = region.bytes();
-            let part = bytes.get(offset..).and_then(|rest| rest.get(..requested));
-            into.copy_from_slice(part.ok_or_else(|| bounds(bytes.len()))?);
+            let part = windows::part(bytes.len(), offset as u64, requested as u64);
+            into.copy_from_slice(&bytes[part.ok_or_else(|| bounds(bytes.len()))?]);
             return Ok(());
         }
         let operation = Operation { kind: OpKind::Read, label, sequence: 0, expected: &[] };

@@ -37,9 +37,34 @@ pub enum ConnectError {
     },
 
     /// A host has no address.
-    #[error("no address is known for host {host:?}: {source}; see MASTER_ADDR")]
+    #[error("no address is known for host {host:?}: {source}; see whether MASTER_ADDR is right")]
     Resolve {
         /// The host.
+        host: String,
+        /// Why not.
+        source: io::Error,
+    },
+
+    /// No interface of this host leads to another.
+    #[error(
+        "cannot find the interface by which {host:?} is reached: {source}; see whether `ip route get` knows a \
+         way there, and whether MASTER_ADDR is the right host"
+    )]
+    Route {
+        /// The other host.
+        host: String,
+        /// Why not.
+        source: io::Error,
+    },
+
+    /// This host does not know its own address, which others need.
+    #[cfg(feature = "mpi")]
+    #[error(
+        "no address is known for {host:?}, which is this host's name: {source}; enter it in /etc/hosts, or \
+         make the name service know it"
+    )]
+    OwnName {
+        /// The name.
         host: String,
         /// Why not.
         source: io::Error,

@@ -312,6 +312,12 @@ impl Shared {
     }
 }
 
+impl Drop for Group {
+    fn drop(&mut self) {
+        self.standing().recorder().leave(self.id);
+    }
+}
+
 impl fmt::Debug for Group {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Group")

@@ -1,7 +1,6 @@
 //! How a rank finds the coordinator of its world.
 
-use std::io;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, ToSocketAddrs, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::time::{Duration, Instant};
 
 use zero_core::{Rank, WorldSize};
@@ -13,6 +12,7 @@ use crate::environment::Launch;
 use crate::environment::{AddressFile, Meeting, TorchStore};
 #[cfg(feature = "mpi")]
 use crate::mpi::MpiFabric;
+use crate::network;
 
 /// A rank's line to the coordinator.
 #[derive(Debug)]
@@ -43,7 +43,7 @@ impl Seeker {
             Meeting::Alone => self.host(IpAddr::V4(Ipv4Addr::LOCALHOST), 0, self.own_token()?),
             Meeting::Coordinator { address } => self.call(address, self.token(meeting), left()),
             Meeting::Bind { host, port } if self.rank == Rank::ROOT => {
-                self.host(resolve(host, *port)?, *port, self.token(meeting))
+                self.host(resolve(host, *port, left())?[0].ip(), *port, self.token(meeting))
             }
             Meeting::Bind { host, port } => self.call(&format!("{host}:{port}"), self.token(meeting), left()),
             Meeting::AgentStore { host, port, key } => {
@@ -51,7 +51,9 @@ impl Seeker {
                 if self.rank != Rank::ROOT {
                     return Ok(store.find(key, |told, patience| self.call_told(told, patience))?);
                 }
-                let met = self.host(route_to(host, *port)?, 0, self.own_token()?)?;
+                let own = network::own_address_towards(&resolve(host, *port, left())?)
+                    .map_err(|source| ConnectError::Route { host: host.clone(), source })?;
+                let met = self.host(own, 0, self.own_token()?)?;
                 store.set(key, met.tell()?.as_bytes())?;
                 Ok(met)
             }
@@ -77,7 +79,9 @@ impl Seeker {
         let interface = if together || self.size == WorldSize::ONE {
             IpAddr::V4(Ipv4Addr::LOCALHOST)
         } else {
-            resolve(&rustix::system::uname().nodename().to_string_lossy(), 0)?
+            let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+            let addresses = network::resolve(&format!("{host}:0"), self.patience);
+            addresses.map_err(|source| ConnectError::OwnName { host, source })?[0].ip()
         };
         let met = self.host(interface, 0, self.own_token()?)?;
         mpi.broadcast_text(Some(&met.tell()?), self.patience)?;
@@ -143,21 +147,8 @@ impl Met {
     }
 }
 
-/// The address of `host`.
-fn resolve(host: &str, port: u16) -> Result<IpAddr, ConnectError> {
-    let unknown = |source| ConnectError::Resolve { host: host.to_owned(), source };
-    let first = (host, port).to_socket_addrs().map_err(unknown)?.next();
-    first.map(|address| address.ip()).ok_or_else(|| unknown(io::ErrorKind::NotFound.into()))
-}
-
-/// The address of the interface by which packets leave for `host`.
-fn route_to(host: &str, port: u16) -> Result<IpAddr, ConnectError> {
-    let peer = resolve(host, port)?;
-    let unknown = |source| ConnectError::Resolve { host: host.to_owned(), source };
-    let any: IpAddr =
-        if peer.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { std::net::Ipv6Addr::UNSPECIFIED.into() };
-    let socket = UdpSocket::bind((any, 0)).map_err(unknown)?;
-    // Sends nothing.
-    socket.connect((peer, port)).map_err(unknown)?;
-    Ok(socket.local_addr().map_err(unknown)?.ip())
+/// The addresses of `host`.
+fn resolve(host: &str, port: u16, limit: Duration) -> Result<Vec<SocketAddr>, ConnectError> {
+    network::resolve(&format!("{host}:{port}"), limit)
+        .map_err(|source| ConnectError::Resolve { host: host.to_owned(), source })
 }

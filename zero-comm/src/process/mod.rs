@@ -11,7 +11,6 @@ mod group;
 mod host;
 mod host_id;
 mod hosts;
-mod last_words;
 mod meet;
 mod mesh;
 mod mesh_plane;
@@ -28,7 +27,7 @@ mod world;
 pub use connect_error::ConnectError;
 pub(crate) use fabric::{Fabric, Incoming, Links, Outgoing};
 pub(crate) use standing::{Finish, Notice, Standing, TimedOut};
-#[cfg(all(test, feature = "mpi"))]
+#[cfg(test)]
 pub(crate) use wait::Operation;
 pub(crate) use wait::Wait;
 pub use world::ProcessWorld;

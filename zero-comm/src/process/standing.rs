@@ -1,6 +1,5 @@
 //! What one rank knows of its world: who has finished, and why it failed.
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
@@ -10,8 +9,8 @@ use serde::{Deserialize, Serialize};
 use zero_core::{Rank, WorldSize};
 
 use crate::failure::Failure;
-use crate::flight::{Lane, Recorder};
-use crate::{CommError, OpKind, lock};
+use crate::flight::{Begun, Lane, Recorder};
+use crate::{CommError, OpKind, lock, text};
 
 /// How long a rank waits for the coordinator to say what the world's first failure was. After that it goes
 /// by what it saw itself.
@@ -27,7 +26,7 @@ pub(crate) enum Notice {
     /// This rank's patience is over.
     TimedOut(TimedOut),
     /// This rank will begin no more operations. How many it began, by lane.
-    Finished(BTreeMap<Lane, u64>),
+    Finished(Begun),
 }
 
 /// An operation that not all its ranks have come to.
@@ -63,7 +62,7 @@ pub(crate) struct Finish {
     /// The how manieth of all ranks it was.
     pub(crate) order: usize,
     /// How many operations it began in each lane.
-    pub(crate) begun: BTreeMap<Lane, u64>,
+    pub(crate) begun: Begun,
 }
 
 /// What one rank knows of its world. Written by the agent that talks to the coordinator.
@@ -155,11 +154,13 @@ impl Standing {
 
     /// Fails the world, unless it has failed before, and returns why it has.
     pub(crate) fn fail(&self, failure: Failure) -> &Failure {
+        let failure = failure.cut();
         self.decide(Notice::Failed(failure.clone()), || failure)
     }
 
     /// Fails the world because not all ranks came, unless it has failed before, and returns why it has.
-    pub(crate) fn time_out(&self, timed_out: TimedOut) -> &Failure {
+    pub(crate) fn time_out(&self, mut timed_out: TimedOut) -> &Failure {
+        text::cut(&mut timed_out.label);
         self.decide(Notice::TimedOut(timed_out.clone()), || {
             // The coordinator has not answered: the rank in whose process it runs is stopped or out of reach.
             // Whoever else has not come may be waiting for that one, too.

@@ -51,9 +51,14 @@ impl<'a> Wait<'a> {
         self.since = Instant::now();
     }
 
+    /// How much patience is left; a moment at least.
+    pub(crate) fn left(&self) -> Duration {
+        self.deadline.saturating_sub(self.since.elapsed()).max(Duration::from_millis(1))
+    }
+
     /// How long to sleep at most before the next [`check`](Self::check).
     pub(crate) fn slice(&self) -> Duration {
-        self.deadline.saturating_sub(self.since.elapsed()).clamp(Duration::from_millis(1), SLICE)
+        self.left().min(SLICE)
     }
 
     /// Whether to wait on for the ranks that `missing` names.
@@ -68,7 +73,7 @@ impl<'a> Wait<'a> {
         self.standing.check(kind, label)?;
         let gone = expected.iter().filter_map(|(rank, lane)| {
             let finish = self.standing.finish_of(*rank)?;
-            let begun = finish.begun.get(lane).copied().unwrap_or(0);
+            let begun = finish.begun.of(*lane)?;
             (begun < sequence).then_some((finish.order, *rank))
         });
         if let Some((_, rank)) = gone.min() {

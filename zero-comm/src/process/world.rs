@@ -13,7 +13,6 @@ use super::connect_error::ConnectError;
 use super::fabric::Fabric;
 use super::group::{Group, Surroundings};
 use super::host_id::host_id;
-use super::last_words::{Kind, LastWords};
 use super::meet::{Met, Seeker};
 use super::presence::Presence;
 use super::shm::SharedFile;
@@ -22,6 +21,7 @@ use crate::control::{Agent, Coordinator, Hello, Roster, Token, TokenError};
 use crate::environment::{Launch, Meeting};
 use crate::failure::Failure;
 use crate::flight::GroupId;
+use crate::last_words::{Kind, LastWords};
 #[cfg(feature = "mpi")]
 use crate::mpi::MpiFabric;
 use crate::tcp::TcpFabric;
@@ -199,7 +199,7 @@ impl ProcessWorld {
         let first = standing.fail(Failure::Lost { rank: self.rank, cause });
         let because_of = first.blamed().filter(|rank| *rank != self.rank);
         self.end(&presence, false);
-        self.leave_words(if because_of.is_some() { Kind::Stopped } else { kind }, &message, because_of);
+        self.leave_words(kind, &message, because_of);
         Err(WorldError::from_one(self.rank, failure))
     }
 
@@ -210,7 +210,7 @@ impl ProcessWorld {
     }
 
     fn leave_words(&self, kind: Kind, message: &str, because_of: Option<Rank>) {
-        LastWords { rank: self.rank, kind, message, because_of }.leave();
+        LastWords::new(self.rank, kind, message, because_of).leave();
     }
 
     fn join(&self) -> Result<(Arc<dyn Communicator>, Arc<Presence>), ConnectError> {

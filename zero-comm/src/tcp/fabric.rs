@@ -5,18 +5,19 @@ use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
-use std::thread::{self, JoinHandle};
+use std::thread;
 
 use zero_core::Rank;
 
 use super::channel::{Channel, Purpose};
 use super::counters::Counters;
-use super::door::Door;
+use super::door::{self, Door};
 use super::links::TcpLinks;
-use super::service::{ANSWER, Answer, REQUEST, Request, Service};
-use crate::control::Token;
+use super::service::Service;
+use crate::control::{Reception, Token};
 use crate::flight::GroupId;
 use crate::process::{Fabric, Incoming, Links, Outgoing, Standing, Wait};
+use crate::reading::{ReadAnswer, ReadRequest};
 use crate::windows::Windows;
 use crate::{CommError, WindowKey, lock};
 
@@ -35,7 +36,7 @@ pub(crate) struct TcpFabric {
     counters: Arc<Counters>,
     /// By rank: connections for reads that nobody uses now.
     idle: Mutex<HashMap<Rank, Vec<TcpLinks>>>,
-    accepting: Option<JoinHandle<()>>,
+    reception: Reception,
     may_spin: bool,
 }
 
@@ -43,7 +44,6 @@ impl TcpFabric {
     /// Listens at a free port of `interface`.
     pub(crate) fn bind(interface: IpAddr) -> io::Result<Unstarted> {
         let listener = TcpListener::bind((interface, 0))?;
-        listener.set_nonblocking(true)?;
         Ok(Unstarted { address: listener.local_addr()?, listener })
     }
 
@@ -85,19 +85,16 @@ impl Unstarted {
         let service = Arc::<Service>::default();
         let cores = thread::available_parallelism().map_or(1, usize::from);
         let may_spin = standing.size().get() <= cores;
-        let door = Arc::new(Door::new(Arc::clone(&standing), token, addresses, Arc::clone(&service))?);
-        let accepting = {
-            let (door, listener) = (Arc::clone(&door), self.listener);
-            let thread = thread::Builder::new().name("zero-comm-door".to_owned());
-            thread.spawn(move || door.keep(&listener))?
-        };
+        let (size, own) = (standing.size(), Arc::clone(&standing));
+        let door = Arc::new(Door::new(own, token.clone(), addresses, Arc::clone(&service)));
+        let reception = Reception::open(self.listener, token, door::PURPOSE, size, Arc::clone(&door))?;
         Ok(TcpFabric {
             standing,
             door,
             service,
             counters: Arc::default(),
             idle: Mutex::default(),
-            accepting: Some(accepting),
+            reception,
             may_spin,
         })
     }
@@ -152,28 +149,22 @@ impl Fabric for TcpFabric {
             Some(link) => link,
             None => self.links(vec![(peer, self.door.dial(peer, Purpose::Windows, wait)?)], wait)?,
         };
-        let length = into.len();
-        let request = Request { group, key, offset: offset as u64, length: length as u64 };
-        let request: [u8; REQUEST] = request.encode();
-        let mut answer = [0; ANSWER];
+        let request = ReadRequest::new(group, key, offset, into);
+        let mut answer = [0; ReadAnswer::BYTES];
         link.transfer(
-            &mut [Outgoing { peer: 0, bytes: &request, done: 0 }],
+            &mut [Outgoing { peer: 0, bytes: &request.encode(), done: 0 }],
             &mut [Incoming { peer: 0, bytes: &mut answer, done: 0 }],
             wait,
         )?;
-        let label = || wait.operation().label.to_owned();
-        let outcome = match Answer::decode(&answer) {
-            Some(Answer::Bytes) if length == 0 => Ok(()),
-            Some(Answer::Bytes) => {
-                link.transfer(&mut [], &mut [Incoming { peer: 0, bytes: into, done: 0 }], wait)
-            }
-            Some(Answer::Missing) => Err(CommError::WindowMissing { peer, key, label: label() }),
-            Some(Answer::Bounds(available)) => {
-                let (requested, available) = (length, usize::try_from(available).unwrap_or(usize::MAX));
-                Err(CommError::WindowBounds { peer, key, label: label(), offset, requested, available })
-            }
-            None => return Err(wait.broken(peer, "its answer to a read makes no sense")),
+        let Some(answer) = ReadAnswer::decode(&answer) else {
+            return Err(wait.broken(peer, "its answer to a read makes no sense"));
         };
+        let outcome = answer.check(peer, &request, wait).and_then(|()| {
+            if into.is_empty() {
+                return Ok(());
+            }
+            link.transfer(&mut [], &mut [Incoming { peer: 0, bytes: into, done: 0 }], wait)
+        });
         let is_usable = !matches!(
             outcome,
             Err(CommError::Timeout { .. } | CommError::PeerLost { .. } | CommError::Aborted { .. })
@@ -187,13 +178,8 @@ impl Fabric for TcpFabric {
 
 impl Drop for TcpFabric {
     fn drop(&mut self) {
-        self.door.close();
+        self.reception.close();
         self.service.close();
-        if let Some(accepting) = self.accepting.take() {
-            if accepting.join().is_err() {
-                tracing::warn!("the thread that accepts connections panicked");
-            }
-        }
     }
 }
 

@@ -323,7 +323,7 @@ impl WorkQueue {
         B: AsMut<[T]> + Send + 'static,
     {
         let bytes = size_of_val(buffer.as_mut());
-        self.submit(OpKind::Recv, label, bytes, buffer, move |comm, buffer, label| {
+        self.submit(OpKind::Receive, label, bytes, buffer, move |comm, buffer, label| {
             comm.receive(from, buffer.as_mut(), label)
         })
     }

@@ -25,6 +25,7 @@ pub struct Work<B> {
 #[error("{error}")]
 pub struct WorkError<B> {
     /// Why it failed.
+    #[source]
     pub error: CommError,
     /// The buffers, as they were submitted.
     pub buffers: B,

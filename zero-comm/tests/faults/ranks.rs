@@ -198,7 +198,7 @@ impl Process {
             }
         };
         let mut child = command
-            .args(["--exact", "child::a_process_of_a_test", "--nocapture"])
+            .args(["--exact", "child::a_process_of_a_test", "--ignored", "--nocapture"])
             .env(PLAN, serde_json::to_string(plan).unwrap())
             .env("ZERO_LAST_WORDS", words)
             .stdin(Stdio::piped())

@@ -1,13 +1,12 @@
 //! A question to all ranks: what they do.
 
-use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use zero_core::{Rank, WorldSize};
 
 use crate::FlightRecord;
 use crate::failure::Failure;
-use crate::flight::Lane;
+use crate::flight::{Begun, Lane};
 use crate::process::TimedOut;
 
 /// How long ranks have to answer. They do so without the help of threads that may hang, so who has not
@@ -54,7 +53,7 @@ impl Inquiry {
         &self,
         now: Instant,
         can_answer: impl Fn(Rank) -> bool,
-        finish: impl Fn(Rank) -> Option<&'a BTreeMap<Lane, u64>>,
+        finish: impl Fn(Rank) -> Option<&'a Begun>,
     ) -> Option<Failure> {
         let (timed_out, reporter) = self.timed_out.as_ref()?;
         let mut missing = Vec::new();
@@ -62,7 +61,7 @@ impl Inquiry {
             let Some(answer) = self.answers.get(rank.index()) else { continue };
             let begun = match (answer, finish(*rank)) {
                 (Some(answer), _) => Some(answer.begun),
-                (None, Some(begun)) => Some(begun.get(lane).copied().unwrap_or(0)),
+                (None, Some(begun)) => Some(begun.of(*lane).unwrap_or(u64::MAX)),
                 (None, None) if can_answer(*rank) && now < self.until => return None,
                 (None, None) => None,
             };

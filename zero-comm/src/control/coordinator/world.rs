@@ -1,6 +1,5 @@
 //! A world as its coordinator sees it: what it decides when something is heard or time passes. No I/O.
 
-use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
@@ -12,7 +11,7 @@ use super::super::message::{FromRank, Hello, ToRank};
 use super::inquiry::{Answer, Inquiry};
 use crate::LossCause;
 use crate::failure::Failure;
-use crate::flight::{FlightReport, Lane};
+use crate::flight::{Begun, FlightReport};
 use crate::process::{Notice, TimedOut};
 
 /// Names a connection.
@@ -43,8 +42,10 @@ struct Seat {
     /// The rank's connection; `None` when it is closed.
     line: Option<LineId>,
     heartbeat: Heartbeat,
+    /// Whether the rank is connected with all others.
+    is_ready: bool,
     /// How many operations it began, if it has finished.
-    finish: Option<BTreeMap<Lane, u64>>,
+    finish: Option<Begun>,
 }
 
 enum Phase {
@@ -57,8 +58,6 @@ enum Phase {
 }
 
 struct Running {
-    /// How many ranks are connected with the others.
-    ready: usize,
     beat: Option<Instant>,
     finishes: usize,
     inquiry: Option<Inquiry>,
@@ -129,8 +128,14 @@ impl World {
         }
         tracing::debug!(rank = %hello.rank, %address, host = hello.host, "rank joined");
         let rank = hello.rank;
-        let heartbeat = Heartbeat::default();
-        self.seats[rank.index()] = Some(Seat { hello, address, line: Some(line), heartbeat, finish: None });
+        self.seats[rank.index()] = Some(Seat {
+            hello,
+            address,
+            line: Some(line),
+            heartbeat: Heartbeat::default(),
+            is_ready: false,
+            finish: None,
+        });
         if self.seats.iter().all(Option::is_some) {
             self.start(now);
         }
@@ -164,8 +169,11 @@ impl World {
                 self.conclude(now);
             }
             FromRank::Notice(Notice::Ready) => {
-                running.ready += 1;
-                if running.ready == self.size.get() {
+                let Some(seat) = &mut self.seats[rank.index()] else { return Ok(()) };
+                if std::mem::replace(&mut seat.is_ready, true) {
+                    return Err("it said twice that it is ready");
+                }
+                if self.seats.iter().flatten().all(|seat| seat.is_ready) {
                     self.tell(ToRank::Go);
                 }
             }
@@ -258,7 +266,6 @@ impl World {
         }
         self.tell(ToRank::Start { host: self.host, silence: self.silence });
         self.phase = Phase::Running(Box::new(Running {
-            ready: 0,
             beat: now.checked_add(self.silence / BEATS),
             finishes: 0,
             inquiry: None,
@@ -280,7 +287,7 @@ impl World {
         self.actions.extend(lines.into_iter().map(Action::Close));
     }
 
-    fn finish(&mut self, rank: Rank, begun: BTreeMap<Lane, u64>) {
+    fn finish(&mut self, rank: Rank, begun: Begun) {
         let (Phase::Running(running), Some(seat)) = (&mut self.phase, &mut self.seats[rank.index()]) else {
             return;
         };
@@ -362,5 +369,45 @@ impl World {
     fn tell(&mut self, message: ToRank) {
         let lines = self.seats.iter().flatten().filter_map(|seat| seat.line).collect();
         self.actions.push(Action::Send(lines, message));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use super::*;
+
+    /// A world of which all ranks have joined.
+    fn joined(size: usize) -> World {
+        let (size, now) = (WorldSize::new(size).unwrap(), Instant::now());
+        let mut world = World::new(size, None, Duration::from_secs(60), now);
+        for rank in size.ranks() {
+            let (build, host) = (String::new(), String::new());
+            let hello = Hello { rank, size, build, host, data: None, segment: None, pid: 1 };
+            assert!(world.join(rank.index(), (Ipv4Addr::LOCALHOST, 1).into(), hello, now));
+        }
+        world
+    }
+
+    fn starts(world: &mut World) -> bool {
+        world.actions().iter().any(|action| matches!(action, Action::Send(_, ToRank::Go)))
+    }
+
+    #[test]
+    fn a_world_starts_when_each_rank_is_ready() {
+        let (mut world, now) = (joined(3), Instant::now());
+        for (rank, last) in [(2, false), (0, false), (1, true)] {
+            world.hear(Rank::new(rank), FromRank::Notice(Notice::Ready), now).unwrap();
+            assert_eq!(starts(&mut world), last);
+        }
+    }
+
+    #[test]
+    fn a_rank_that_is_ready_twice_is_not_two() {
+        let (mut world, now) = (joined(2), Instant::now());
+        world.hear(Rank::ROOT, FromRank::Notice(Notice::Ready), now).unwrap();
+        world.hear(Rank::ROOT, FromRank::Notice(Notice::Ready), now).unwrap_err();
+        assert!(!starts(&mut world));
     }
 }

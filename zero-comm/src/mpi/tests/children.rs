@@ -8,7 +8,7 @@ use std::thread;
 use std::time::Duration;
 
 use ::mpi::environment::{self, Threading};
-use ::mpi::traits::Communicator as _;
+use ::mpi::traits::{Communicator as _, CommunicatorCollectives as _};
 use zero_core::{Rank, WorldSize};
 
 use super::super::memory::PIECE;
@@ -361,15 +361,18 @@ fn places() {
 fn started_by_the_program() {
     let (universe, level) = environment::initialize_with_threading(Threading::Multiple).unwrap();
     assert_eq!(level, Threading::Multiple);
+    let size = universe.world().size();
     // Also one after the other in one process.
     for _ in 0..2 {
         let job = Job::start();
+        assert_eq!(job.size().get(), size as usize);
         let links = job.collective(GroupId::WORLD).unwrap();
         job.meet(&*links);
         job.end();
     }
+    // MPI goes on for the program.
     assert!(!environment::is_finalized());
-    assert_eq!(universe.world().size(), universe.world().size());
+    universe.world().barrier();
     drop(universe);
 }
 

@@ -62,7 +62,7 @@ pub enum RankFailure<E> {
 impl<E> WorldError<E> {
     /// The error for `failures`, which are in order of time; `None` if there are none. The rank that is
     /// `blamed` goes first.
-    pub(super) fn from_failures(
+    pub(crate) fn from_failures(
         mut failures: Vec<(Rank, RankFailure<E>)>,
         blamed: Option<Rank>,
     ) -> Option<Self> {
