@@ -18,22 +18,28 @@
 //! [`CommunicatorExt`]. Results are bitwise the same on every rank and every run. Every wait ends, at the
 //! latest at a deadline, and every [`CommError`] names the ranks, the operation and its label.
 //!
+//! Builds on Linux: ranks as processes share its memory files and are told of events by its means.
+//!
 //! # Modules
 //!
 //! Everything is re-exported here; inside, one noun has one file.
 //!
 //! - `communicator`, `ext`: [`Communicator`], what a backend implements, and its typed form.
 //! - `element`, `buffer`: [`Element`] and slices of them, [`Buffer`] and [`BufferMut`].
-//! - `op`: [`ReduceOp`] and its arithmetic, [`OpKind`].
-//! - `window`: [`Region`] and [`WindowKey`], for reads that need nobody's help.
-//! - `error`: [`CommError`], one variant per cause.
-//! - `world`: [`World`], whatever ranks are.
+//! - `op`: [`ReduceOp`], [`OpKind`]; `reduce` is the arithmetic.
+//! - `arguments`, `request`: what can be wrong with the arguments of an operation, and whether those of several
+//!   ranks fit together.
+//! - `window`: [`Region`] and [`WindowKey`], for reads that need nobody's help; `windows` are those of a rank, and
+//!   `reading` is how another asks for a part of one.
+//! - `error`: [`CommError`], one variant per cause; `failure` is why a world failed, `give_up` how to fail it.
+//! - `world`, `world_error`: [`World`], whatever ranks are, and [`WorldError`], why it did not come to its end.
 //! - `local`: [`LocalWorld`], ranks as threads that read each other's memory.
 //! - `environment`: [`Launch`], what a launcher told this process; [`TorchStore`] and [`AddressFile`], which
 //!   carry the address of rank 0.
 //! - `process`: [`ProcessWorld`], ranks as processes, and the operations between them; `tcp` is how hosts reach
 //!   each other.
 //! - `control`: [`Coordinator`], which brings processes together and tells all why a world failed.
+//! - `last_words`: what a failing rank leaves for its launcher.
 //! - `flight`: [`FlightRecord`] and [`FlightReport`], what ranks did last.
 //! - `launcher`: what the program `zero-run` does (feature `launcher`).
 //! - `work`: [`WorkQueue`], operations that a thread of their own does, and [`Work`], their results.
@@ -43,6 +49,7 @@
 //! - `mpi`: how hosts reach each other over MPI (feature `mpi`).
 //! - `nccl`: `NcclCommunicator`, devices that NVIDIA's NCCL connects (feature `nccl`).
 //! - `panic`: [`panic_message`], what a panic said.
+//! - `lock`, `network`, `text`: locks, the way to hosts, and texts of bounded length.
 //! - `conformance`: what every backend must pass (feature `conformance`).
 //!
 //! # Features
@@ -53,6 +60,11 @@
 //! - `mpi`: links over MPI. Builds against the machine's MPI library, so off by default; see `docs/mpi.md`.
 //! - `nccl`: NVIDIA devices. Builds without CUDA, which is looked for at run time; needs Rust 1.88. Off by
 //!   default.
+
+#[cfg(not(target_os = "linux"))]
+compile_error!(
+    "zero-comm builds on Linux only: its ranks as processes need memory files, event descriptors and /proc"
+);
 
 #[cfg(feature = "conformance")]
 pub mod conformance;
@@ -109,8 +121,8 @@ pub use control::{Coordinator, CoordinatorOptions, JoinError, Refusal, Token, To
 pub use cudarc;
 pub use element::Element;
 pub use environment::{
-    AddressFile, AddressFileError, EnvironmentError, FoundVariables, JobId, JobToken, Launch, Launcher,
-    Meeting, NodeListError, Surroundings, TorchStore, TorchStoreError, expand_node_list,
+    AddressFile, AddressFileError, EnvironmentError, FoundVariables, JobId, Launch, Launcher, Meeting,
+    NodeListError, Surroundings, TorchStore, TorchStoreError, expand_node_list,
 };
 pub use error::{Call, CommError, LossCause};
 pub use ext::CommunicatorExt;

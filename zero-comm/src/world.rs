@@ -1,6 +1,5 @@
 //! A world of ranks, whatever they are.
 
-use std::env;
 use std::fmt::{Debug, Display};
 use std::sync::Arc;
 use std::time::Duration;
@@ -44,10 +43,7 @@ impl World {
     /// what was found.
     pub fn from_env() -> Result<Option<Self>, EnvironmentError> {
         let Some(launch) = Launch::from_env()? else { return Ok(None) };
-        let world = ProcessWorld::from_launch(&launch);
-        let shares = env::var("ZERO_SHARED_MEMORY").map_or(true, |value| value != "off");
-        let world = if shares { world } else { world.without_shared_memory() };
-        Ok(Some(Self::Process(Box::new(world))))
+        Ok(Some(Self::Process(Box::new(ProcessWorld::from_launch(&launch)))))
     }
 
     /// As [`from_env`](Self::from_env); without a launcher, `size` threads of this process.

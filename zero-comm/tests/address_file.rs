@@ -1,5 +1,4 @@
 //! The file that carries rank 0's address to the others on its host.
-#![cfg(unix)]
 
 use std::error::Error as _;
 use std::fs::{self, Permissions};
@@ -101,13 +100,15 @@ fn a_file_of_an_earlier_job_is_read_again_and_replaced() {
 #[test]
 fn an_address_where_nobody_answers_is_named() {
     let (_root, path) = scene();
-    let _file = AddressFile::publish(&path, "10.0.0.1:80").unwrap();
+    let _file = AddressFile::publish(&path, "10.0.0.1:80 and-a-secret").unwrap();
     let error = AddressFile::find(&path, SHORT, |_, _| Err::<(), _>(refused())).unwrap_err();
     assert!(
         matches!(&error, AddressFileError::NobodyAnswers { found, .. } if found == "10.0.0.1:80"),
         "{error}"
     );
     assert_eq!(error.source().unwrap().to_string(), refused().to_string());
+    let text = error.to_string();
+    assert!(text.contains(&refused().to_string()) && !text.contains("secret"), "{text}");
 }
 
 #[test]

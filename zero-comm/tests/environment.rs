@@ -1,6 +1,5 @@
 //! Who a process is, for the variables that launchers set. The larger sets are those of real launchers: torchrun
 //! of PyTorch 2.15, Slurm 22.05, Open MPI 4.1 and 5.0, MPICH 5.0, Intel MPI 2021.19.
-#![cfg(unix)]
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
@@ -54,7 +53,7 @@ const ZERO: Set<'_> = &[
     ("LOCAL_RANK", "1"),
     ("LOCAL_WORLD_SIZE", "2"),
     ("ZERO_RENDEZVOUS", "node01:4242"),
-    ("ZERO_JOB_TOKEN", "very-secret"),
+    ("ZERO_JOB_TOKEN", "very-secret and long"),
     ("MASTER_ADDR", "node01"),
     ("MASTER_PORT", "4243"),
 ];
@@ -168,7 +167,7 @@ fn without_a_launcher_there_is_none() {
         &[],
         &[("HOME", "/home/a"), ("OMP_NUM_THREADS", "4")],
         // A secret says nothing about ranks, and a daemon's own variables nothing about tasks.
-        &[("ZERO_JOB_TOKEN", "very-secret")],
+        &[("ZERO_JOB_TOKEN", "very-secret and long")],
         &[("SLURM_JOB_NODELIST", "node01"), ("SLURM_LOCALID", "0")],
     ];
     for shell in shells {
@@ -294,7 +293,7 @@ fn a_world_of_one_meets_nobody() {
 #[test]
 fn the_token_is_kept_and_never_shown() {
     let found = launch(&[ZERO]);
-    assert_eq!(found.token.as_ref().map(zero_comm::JobToken::secret), Some("very-secret"));
+    assert_eq!(found.token, Some("very-secret and long".parse().unwrap()));
     assert!(!format!("{found:?}").contains("very-secret"), "{found:?}");
 
     let wrong = error(&[ZERO, &[("RANK", "4")]]);
@@ -303,6 +302,28 @@ fn the_token_is_kept_and_never_shown() {
     }
     let empty = error(&[ZERO, &[("ZERO_JOB_TOKEN", "")]]);
     assert!(empty.to_string().starts_with("ZERO_JOB_TOKEN=<hidden> is not a text"), "{empty}");
+}
+
+#[test]
+fn a_token_that_can_be_guessed_is_refused_and_not_shown() {
+    let short = error(&[ZERO, &[("ZERO_JOB_TOKEN", "top-secret")]]);
+    assert!(matches!(short, EnvironmentError::Malformed { name: "ZERO_JOB_TOKEN", .. }), "{short}");
+    let text = short.to_string();
+    assert!(text.contains("a token of 10 bytes can be guessed") && !text.contains("top-secret"), "{text}");
+}
+
+#[test]
+fn shared_memory_is_on_or_off_and_nothing_else() {
+    let shares = |value: &str| detect(&[ZERO, &[("ZERO_SHARED_MEMORY", value)]]);
+    assert!(launch(&[ZERO]).shared_memory);
+    assert!(shares("on").unwrap().unwrap().shared_memory);
+    assert!(!shares("off").unwrap().unwrap().shared_memory);
+    for value in ["", "0", "Off", "no"] {
+        let error = shares(value).unwrap_err();
+        assert!(matches!(error, EnvironmentError::Malformed { name: "ZERO_SHARED_MEMORY", .. }), "{error}");
+        // Without a launcher, too.
+        assert!(detect(&[&[("ZERO_SHARED_MEMORY", value)]]).is_err());
+    }
 }
 
 #[test]

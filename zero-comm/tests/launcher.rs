@@ -1,19 +1,21 @@
 //! `zero-run` as a user runs it: what ranks are told, what becomes of their output, how jobs end.
 
-#![cfg(unix)]
-
 use std::collections::BTreeSet;
+use std::env;
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, Stdio, exit};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use clap::Parser;
 use rustix::process::{Pid, Signal, kill_process, kill_process_group, test_kill_process};
 use tempfile::TempDir;
+use zero_comm::launcher::{self, LaunchOptions};
+use zero_comm::{CommError, World, WorldError};
 
 /// A folder for one job, which is where it runs; its temporary files are in `tmp`.
 struct Job {
@@ -429,9 +431,7 @@ fn ranks_that_were_started_before_an_error_are_ended() {
 
 #[test]
 fn a_wrong_command_line_is_refused() {
-    for options in
-        [&["-n", "3", "--hosts", "a:2"][..], &["--hosts", "a,b"], &["-n", "x"], &["--grace", "-1"], &[]]
-    {
+    for options in [&["-n", "x"][..], &["--grace", "-1"], &["-n", "1", "--join-deadline", "soon"], &[]] {
         let outcome = Job::new().run(options, "echo ran");
         assert_eq!((outcome.code, outcome.stdout()), (Some(2), ""), "{options:?}");
         assert!(outcome.stderr().starts_with("error: "), "{}", outcome.stderr());
@@ -723,4 +723,43 @@ fn a_remote_shell_that_does_not_work_is_no_success() {
     let outcome = job.run(&["-n", "1", "--hosts", "no-such-host.invalid"], "exit 0");
     assert_eq!(outcome.code, Some(1));
     assert!(outcome.report().contains("no-such-host.invalid"), "{}", outcome.report());
+}
+
+#[test]
+fn ranks_that_cannot_be_placed_are_an_error_of_the_command_line() {
+    for (options, said) in [
+        (&["-n", "3", "--hosts", "a:2"][..], "zero-run: -n 3 does not agree with --hosts"),
+        (&["--hosts", "a,b"], "zero-run: how many ranks?"),
+    ] {
+        let outcome = Job::new().run(options, "exit 0");
+        assert_eq!((outcome.code, outcome.stdout()), (Some(2), ""), "{options:?}");
+        assert!(outcome.stderr().starts_with(said), "{}", outcome.stderr());
+    }
+}
+
+#[test]
+fn a_program_that_launches_wrongly_placed_ranks_goes_on() {
+    let options = LaunchOptions::try_parse_from(["zero-run", "-n", "3", "--hosts", "a:2", "train"]).unwrap();
+    assert_eq!(launcher::run(&options), 2);
+}
+
+/// What a rank of the next test runs.
+#[test]
+#[ignore = "run by another test"]
+fn a_rank_that_joins_in_vain() {
+    let world = World::from_env().unwrap().expect("another test should have started this");
+    let error = world.run(|_| Ok::<_, CommError>(())).unwrap_err();
+    assert!(matches!(error, WorldError::Connect { .. }), "{error}");
+    exit(7);
+}
+
+#[test]
+fn ranks_that_do_not_join_before_the_deadline_for_that_are_named() {
+    let job = Job::new();
+    let script = r#"[ "$RANK" = 1 ] && exec sleep 1000
+        exec "$JOINER" --exact a_rank_that_joins_in_vain --ignored"#;
+    let mut command = job.command(&["-n", "2", "--join-deadline", "0.2"], script);
+    let outcome = finish(command.env("JOINER", env::current_exe().unwrap()).spawn().unwrap());
+    assert_eq!(outcome.code, Some(7), "{}", outcome.stderr());
+    assert!(outcome.stderr().contains("rank 1 did not join within 200ms"), "{}", outcome.stderr());
 }

@@ -1,6 +1,5 @@
 //! Two processes that a real launcher starts are a world. A launcher that is not installed is skipped, which
 //! the output says.
-#![cfg(unix)]
 
 use std::env;
 use std::path::PathBuf;

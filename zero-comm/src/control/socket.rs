@@ -13,12 +13,9 @@ const CUT: Duration = Duration::from_secs(10);
 pub(crate) fn tune<'a>(socket: impl Into<SockRef<'a>>) -> io::Result<()> {
     let socket = socket.into();
     socket.set_tcp_nodelay(true)?;
-    let alive = TcpKeepalive::new().with_time(CUT / 2).with_interval(CUT / 5);
-    #[cfg(not(any(target_os = "openbsd", target_os = "redox", target_os = "solaris")))]
-    let alive = alive.with_retries(3);
+    let alive = TcpKeepalive::new().with_time(CUT / 2).with_interval(CUT / 5).with_retries(3);
     socket.set_tcp_keepalive(&alive)?;
     // Keepalive is for silence; this is for what was sent and not acknowledged.
-    #[cfg(any(target_os = "android", target_os = "fuchsia", target_os = "linux"))]
     socket.set_tcp_user_timeout(Some(CUT))?;
     Ok(())
 }

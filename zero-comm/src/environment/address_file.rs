@@ -57,7 +57,7 @@ pub enum AddressFileError {
     },
 
     /// The operating system refused.
-    #[error("{path:?} cannot be {action}")]
+    #[error("{path:?} cannot be {action}: {source}; set TMPDIR to a folder of your own that has room")]
     Io {
         /// The file or folder.
         path: PathBuf,
@@ -81,12 +81,12 @@ pub enum AddressFileError {
 
     /// The file is there, but nobody answered at its address.
     #[error(
-        "nobody answered at {found:?}, which {path:?} names, within {after:?}; see what became of rank 0"
+        "nobody answered at {found:?}, which {path:?} names, within {after:?}: {source}; see what became of rank 0"
     )]
     NobodyAnswers {
         /// The file.
         path: PathBuf,
-        /// The address in it.
+        /// The address in it; what follows it there may be a secret, and is not shown.
         found: String,
         /// How long it was tried.
         after: Duration,

@@ -12,6 +12,7 @@ use super::error::EnvironmentError;
 use super::meeting::{Coordinator, Master, Meeting};
 use super::slurm;
 use super::variables::Variables;
+use crate::{Token, TokenError};
 
 /// What a launcher told this process: who it is, and where it meets the others.
 ///
@@ -50,7 +51,10 @@ pub struct Launch {
     /// The job, alike on all its ranks.
     pub job: JobId,
     /// What proves to other ranks that a process belongs to the job, from `ZERO_JOB_TOKEN`.
-    pub token: Option<JobToken>,
+    pub token: Option<Token>,
+    /// Whether the ranks of a host may share memory, which `ZERO_SHARED_MEMORY` says: `on` or `off`; by default they
+    /// may.
+    pub shared_memory: bool,
     /// How often the job was started again, as far as this process knows. `torchrun` counts per host, and only
     /// what failed there: ranks of one world may have different counts.
     pub restart: u32,
@@ -111,23 +115,6 @@ impl fmt::Display for JobId {
     }
 }
 
-/// A secret that all ranks of a job share. It is not shown when debugging.
-#[derive(Clone, PartialEq, Eq)]
-pub struct JobToken(String);
-
-impl JobToken {
-    /// The secret.
-    pub fn secret(&self) -> &str {
-        &self.0
-    }
-}
-
-impl fmt::Debug for JobToken {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("JobToken(<hidden>)")
-    }
-}
-
 /// What no variable tells about a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Surroundings {
@@ -170,7 +157,7 @@ impl Launch {
         surroundings: &Surroundings,
     ) -> Result<Option<Self>, EnvironmentError> {
         let variables = Variables::read(lookup)?;
-        let token = variables.text("ZERO_JOB_TOKEN")?.map(|secret| JobToken(secret.to_owned()));
+        let (token, shared_memory) = (token(&variables)?, shared_memory(&variables)?);
         let Some(claim) = claim::decide(&variables)? else { return Ok(None) };
         let local_rank = match claim.local_rank {
             Some(local_rank) => local_rank,
@@ -188,9 +175,36 @@ impl Launch {
             meeting: Meeting::of(&variables, &claim, master, &job, surroundings)?,
             job,
             token,
+            shared_memory,
             restart: restart(&variables, claim.launcher)?,
         }))
     }
+}
+
+fn token(variables: &Variables) -> Result<Option<Token>, EnvironmentError> {
+    const NAME: &str = "ZERO_JOB_TOKEN";
+    let Some(text) = variables.text(NAME)? else { return Ok(None) };
+    let malformed = |error: TokenError| {
+        variables.malformed(NAME, format!("a secret that all ranks of the job share: {error}"))
+    };
+    text.parse().map(Some).map_err(malformed)
+}
+
+fn shared_memory(variables: &Variables) -> Result<bool, EnvironmentError> {
+    match variables.get(SHARED_MEMORY) {
+        None | Some("on") => Ok(true),
+        Some("off") => Ok(false),
+        Some(_) => Err(variables.malformed(SHARED_MEMORY, "on or off")),
+    }
+}
+
+const SHARED_MEMORY: &str = "ZERO_SHARED_MEMORY";
+
+/// What [`Launch::shared_memory`] is, whoever started this process.
+#[cfg(feature = "mpi")]
+pub(crate) fn shared_memory_from_env() -> Result<bool, EnvironmentError> {
+    let lookup = |name: &str| env::var_os(name).filter(|_| name == SHARED_MEMORY);
+    shared_memory(&Variables::read(lookup)?)
 }
 
 fn restart(variables: &Variables, launcher: Launcher) -> Result<u32, EnvironmentError> {

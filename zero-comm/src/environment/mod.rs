@@ -17,7 +17,9 @@ mod variables;
 
 pub use address_file::{AddressFile, AddressFileError};
 pub use error::{EnvironmentError, FoundVariables};
-pub use launch::{JobId, JobToken, Launch, Launcher, Surroundings};
+#[cfg(feature = "mpi")]
+pub(crate) use launch::shared_memory_from_env;
+pub use launch::{JobId, Launch, Launcher, Surroundings};
 pub use meeting::Meeting;
 pub use node_list::{NodeListError, expand_node_list};
 pub use torch_store::{TorchStore, TorchStoreError};

@@ -40,7 +40,11 @@ pub(super) fn search<T, E, F>(
         if let Some(address) = look()? {
             match connect(&address, left()) {
                 Ok(found) => return Ok(Ok(found)),
-                Err(cause) => miss = Miss::Silent { address, cause },
+                Err(cause) => {
+                    // A secret may follow.
+                    let address = address.split_whitespace().next().unwrap_or_default().to_owned();
+                    miss = Miss::Silent { address, cause };
+                }
             }
         }
         thread::sleep(PAUSE.min(left()));

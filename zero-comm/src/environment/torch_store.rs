@@ -51,7 +51,7 @@ pub struct TorchStore {
 pub enum TorchStoreError {
     /// Nobody listens at the address.
     #[error(
-        "no store could be reached at {address} within {after:?}; see whether the launcher runs, and whether \
+        "no store could be reached at {address} within {after:?}: {source}; see whether the launcher runs, and whether \
          MASTER_ADDR and MASTER_PORT are its own"
     )]
     Unreachable {
@@ -78,7 +78,7 @@ pub enum TorchStoreError {
 
     /// The connection broke.
     #[error(
-        "store at {address}: the connection broke at {query} {key:?}; see whether the launcher has ended"
+        "store at {address}: the connection broke at {query} {key:?}: {source}; see whether the launcher has ended"
     )]
     Lost {
         /// The store.
@@ -120,15 +120,15 @@ pub enum TorchStoreError {
 
     /// An address was found, but nobody answered there.
     #[error(
-        "nobody answered at {found:?}, which the store at {address} has under {key:?}, within {after:?}; see \
-         what became of rank 0, and whether that address can be reached from here"
+        "nobody answered at {found:?}, which the store at {address} has under {key:?}, within {after:?}: \
+         {source}; see what became of rank 0, and whether that address can be reached from here"
     )]
     NobodyAnswers {
         /// The store.
         address: String,
         /// The key.
         key: String,
-        /// The address under the key.
+        /// The address under the key; what follows it there may be a secret, and is not shown.
         found: String,
         /// The time that all of this client's queries had together.
         after: Duration,

@@ -10,6 +10,7 @@ const NAMES: &[&str] = &[
     "ZERO_RENDEZVOUS",
     "ZERO_JOB_TOKEN",
     "ZERO_RESTART_COUNT",
+    "ZERO_SHARED_MEMORY",
     "RANK",
     "WORLD_SIZE",
     "LOCAL_RANK",

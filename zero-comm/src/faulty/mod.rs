@@ -7,6 +7,7 @@ use std::process;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use rustix::process::{Signal, getpid, kill_process};
 use zero_core::{Rank, WorldSize};
 
 pub use self::error::FaultPlanError;
@@ -181,12 +182,8 @@ fn invert(bytes: &mut [u8], size: usize) {
 
 /// Ends the process as the kernel does when memory runs out.
 fn kill() -> ! {
-    #[cfg(unix)]
-    {
-        use rustix::process::{Signal, getpid, kill_process};
-        // An error leaves what is below.
-        let _ = kill_process(getpid(), Signal::KILL);
-    }
+    // An error leaves what is below.
+    let _ = kill_process(getpid(), Signal::KILL);
     process::abort()
 }
 

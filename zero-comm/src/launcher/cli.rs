@@ -5,10 +5,14 @@ use std::time::Duration;
 
 use clap::Parser;
 
-use super::placement::{Host, ranks};
+use super::placement::{Host, MAX_RANKS, ranks};
+use crate::LocalWorld;
 
 /// Thirty years: a limit that far away still is a point in time.
 const MAX_SECONDS: f64 = 1e9;
+
+/// What reaches other machines by default.
+const RSH: &str = "ssh -o BatchMode=yes -o ServerAliveInterval=15";
 
 /// Starts the ranks of a job, ends them together, and says which failed first and why.
 #[derive(Debug, Parser)]
@@ -28,9 +32,16 @@ pub struct LaunchOptions {
     #[arg(long, value_name = "SECS", value_parser = seconds)]
     pub(crate) deadline: Option<Duration>,
 
+    /// Gives up if not all ranks have joined after so many seconds.
+    ///
+    /// Ranks may have to wait for each other so long before their world begins. A program that does not use the
+    /// library does not join.
+    #[arg(long, value_name = "SECS", value_parser = seconds, default_value = "300")]
+    pub(crate) join_deadline: Duration,
+
     /// Reaches other machines; is given `HOST sh -s` and a script on its standard input.
     #[arg(long, value_name = "PROGRAM", value_parser = words, requires = "hosts",
-        default_value = "ssh -o BatchMode=yes -o ServerAliveInterval=15")]
+        default_value = RSH)]
     pub(crate) rsh: Words,
 
     /// Passes the ranks' output on as it is, without `[rank k] ` before each line.
@@ -52,15 +63,45 @@ impl LaunchOptions {
     ///
     /// # Errors
     ///
-    /// A job needs at least one rank and a program.
+    /// [`LaunchOptionsError`].
     pub fn local(
         ranks: usize,
         command: impl IntoIterator<Item = OsString>,
-    ) -> Result<Self, Box<dyn std::error::Error + Send + Sync>> {
-        let ranks = OsString::from(ranks.to_string());
-        let arguments = [OsString::from("zero-run"), "-n".into(), ranks, "--".into()];
-        Ok(Self::try_parse_from(arguments.into_iter().chain(command))?)
+    ) -> Result<Self, LaunchOptionsError> {
+        let command: Vec<_> = command.into_iter().collect();
+        if !(1..=MAX_RANKS).contains(&ranks) {
+            return Err(LaunchOptionsError::Ranks { ranks });
+        }
+        if command.is_empty() {
+            return Err(LaunchOptionsError::NoCommand);
+        }
+        Ok(Self {
+            ranks: Some(ranks),
+            hosts: Vec::new(),
+            deadline: None,
+            join_deadline: LocalWorld::DEFAULT_DEADLINE,
+            rsh: Words(RSH.split(' ').map(str::to_owned).collect()),
+            no_prefix: false,
+            grace: None,
+            command,
+        })
     }
+}
+
+/// Why a job cannot be described so.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum LaunchOptionsError {
+    /// There are no ranks, or more than anybody means.
+    #[error("a job cannot have {ranks} ranks; ask for 1 to {MAX_RANKS}")]
+    Ranks {
+        /// How many were asked for.
+        ranks: usize,
+    },
+
+    /// There is nothing to run.
+    #[error("no program is named for the ranks to run; give its name and then its arguments")]
+    NoCommand,
 }
 
 /// A program and its first arguments; never empty.
@@ -84,11 +125,12 @@ fn seconds(text: &str) -> Result<Duration, String> {
 
 #[cfg(test)]
 mod tests {
+    use std::ffi::OsString;
     use std::time::Duration;
 
     use clap::{CommandFactory, Parser};
 
-    use super::{LaunchOptions, Words, seconds, words};
+    use super::{LaunchOptions, LaunchOptionsError, Words, seconds, words};
 
     #[test]
     fn the_command_line_is_consistent() {
@@ -112,6 +154,25 @@ mod tests {
         for line in [&["--", "train"][..], &["-n", "0", "--", "train"], &["-n", "2"], &["-n", "70000", "x"]] {
             assert!(LaunchOptions::try_parse_from(["zero-run"].iter().chain(line)).is_err(), "{line:?}");
         }
+    }
+
+    #[test]
+    fn a_job_on_this_machine_is_what_the_command_line_says() {
+        let command = ["train", "-n", "3"].map(OsString::from);
+        let local = LaunchOptions::local(2, command.clone()).unwrap();
+        let line = [OsString::from("zero-run"), "-n".into(), "2".into(), "--".into()];
+        let parsed = LaunchOptions::try_parse_from(line.into_iter().chain(command)).unwrap();
+        assert_eq!(format!("{local:?}"), format!("{parsed:?}"));
+    }
+
+    #[test]
+    fn a_job_on_this_machine_has_ranks_and_a_command() {
+        let local = |ranks, command: &[&str]| {
+            LaunchOptions::local(ranks, command.iter().map(OsString::from)).map(|_| ()).unwrap_err()
+        };
+        assert_eq!(local(0, &["train"]), LaunchOptionsError::Ranks { ranks: 0 });
+        assert_eq!(local(70_000, &["train"]), LaunchOptionsError::Ranks { ranks: 70_000 });
+        assert_eq!(local(1, &[]), LaunchOptionsError::NoCommand);
     }
 
     #[test]

@@ -1,7 +1,6 @@
 //! What a rank finds in its environment.
 
 use std::ffi::OsString;
-use std::io;
 use std::net::SocketAddr;
 
 use super::placement::Place;
@@ -44,13 +43,6 @@ const FOREIGN_BEGINNINGS: [&str; 9] = [
 /// What the names of variables begin with that ranks on other machines get from here. What is about this
 /// machine, like paths, is not among them.
 const SHARED_BEGINNINGS: [&str; 6] = ["BURN_", "CUBECL_", "NCCL_", "OMP_", "RUST_", "ZERO_"];
-
-/// Random hexadecimal digits that nobody can guess, of `BYTES` bytes.
-pub(crate) fn random_digits<const BYTES: usize>() -> io::Result<String> {
-    let mut bytes = [0; BYTES];
-    getrandom::fill(&mut bytes)?;
-    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
-}
 
 /// What the rank at `place` is told.
 pub(crate) fn of_rank(

@@ -5,9 +5,13 @@ use std::net::IpAddr;
 
 use zero_core::Rank;
 
+use super::placement::PlacementError;
+
 /// Why a job could not be started. Nothing of it is left when this is returned.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LaunchError {
+    #[error(transparent)]
+    Placement(#[from] PlacementError),
     #[error(
         "there is no program {program:?} for {rank}, or no interpreter that it names; check its name and PATH"
     )]
@@ -37,9 +41,10 @@ pub(crate) enum LaunchError {
 }
 
 impl LaunchError {
-    /// As shells do: 127 for a program that does not exist, 126 for one that cannot be run.
+    /// As shells do: 2 for a wrong command line, 127 for a program that does not exist, 126 for one that cannot be run.
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
+            Self::Placement(_) => 2,
             Self::NoProgram { .. } => 127,
             Self::Start { .. } => 126,
             _ => 1,

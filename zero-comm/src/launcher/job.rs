@@ -60,7 +60,7 @@ pub(crate) fn run(cli: &LaunchOptions, places: Vec<Place>) -> Result<u8, LaunchE
     signals::listen(sender.clone()).map_err(LaunchError::Signals)?;
     let (listener, address) = rendezvous::bind(&places)?;
     let token = Token::generate().map_err(LaunchError::Random)?;
-    let coordinator = coordinator::host(listener, places.len(), &token)?;
+    let coordinator = coordinator::host(listener, places.len(), &token, cli.join_deadline)?;
     let folder = tempfile::Builder::new()
         .prefix("zero-run-")
         .permissions(Permissions::from_mode(0o700))

@@ -32,22 +32,17 @@ mod report;
 mod signals;
 mod starter;
 
-use clap::CommandFactory;
-use clap::error::ErrorKind;
-
-pub use cli::LaunchOptions;
+pub use cli::{LaunchOptions, LaunchOptionsError};
+use error::LaunchError;
 
 /// Runs a job to its end, with its output and signals passed through, and gives the exit code of the rank that
-/// failed first, or 0.
+/// failed first, or 0. If the ranks cannot be placed on the hosts, that is 2.
 ///
 /// It is meant for a process that does nothing else: it takes over the handling of signals, and waits for
 /// processes that its ranks leave behind. What could not be started, or failed, is told on standard error.
 pub fn run(options: &LaunchOptions) -> u8 {
-    let places = match placement::places(options.ranks, &options.hosts, &process::machine_name()) {
-        Ok(places) => places,
-        Err(error) => LaunchOptions::command().error(ErrorKind::ValueValidation, error).exit(),
-    };
-    job::run(options, places).unwrap_or_else(|error| {
+    let places = placement::places(options.ranks, &options.hosts, &process::machine_name());
+    places.map_err(LaunchError::from).and_then(|places| job::run(options, places)).unwrap_or_else(|error| {
         printer::say(&format!("zero-run: {error}\n"));
         error.exit_code()
     })

@@ -6,7 +6,7 @@ use std::str::FromStr;
 use zero_core::{Rank, WorldSize};
 
 /// More ranks than this in one job are taken for a typing error.
-const MAX_RANKS: usize = 65_536;
+pub(crate) const MAX_RANKS: usize = 65_536;
 
 /// A machine of `--hosts`, and how many ranks it is to run, if that is said.
 #[derive(Clone, Debug, PartialEq, Eq)]

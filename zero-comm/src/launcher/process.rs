@@ -16,7 +16,6 @@ pub(crate) fn machine_name() -> String {
 /// somebody else take care of orphans.
 pub(crate) fn adopt_orphans() {
     // Without it, a group of which only unburied processes are left looks alive and ends with a delay.
-    #[cfg(target_os = "linux")]
     let _ = process::set_child_subreaper(Some(process::getpid()));
 }
 
@@ -24,22 +23,19 @@ pub(crate) fn adopt_orphans() {
 /// be killed when the thread that starts it ends: that must be one that lives as long as this process.
 pub(crate) fn as_group(command: &mut Command) {
     command.stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
-    #[cfg(target_os = "linux")]
-    {
-        let parent = process::getpid();
-        let die_with_parent = move || {
-            process::set_parent_process_death_signal(Some(Signal::KILL))?;
-            // If the parent has died before the line above, nothing will come.
-            if process::getppid() == Some(parent) {
-                Ok(())
-            } else {
-                Err(io::Error::from_raw_os_error(libc::ESRCH))
-            }
-        };
-        // SAFETY: between fork and exec the closure makes two system calls and reads its own copy of a number;
-        // it neither allocates nor locks.
-        unsafe { command.pre_exec(die_with_parent) };
-    }
+    let parent = process::getpid();
+    let die_with_parent = move || {
+        process::set_parent_process_death_signal(Some(Signal::KILL))?;
+        // If the parent has died before the line above, nothing will come.
+        if process::getppid() == Some(parent) {
+            Ok(())
+        } else {
+            Err(io::Error::from_raw_os_error(libc::ESRCH))
+        }
+    };
+    // SAFETY: between fork and exec the closure makes two system calls and reads its own copy of a number;
+    // it neither allocates nor locks.
+    unsafe { command.pre_exec(die_with_parent) };
 }
 
 /// Sends `signal` to all processes of a group. That there are none any more is no problem of the sender.

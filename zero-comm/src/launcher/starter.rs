@@ -37,7 +37,7 @@ impl<'a> Starter<'a> {
         ranks: usize,
     ) -> Result<Self, LaunchError> {
         let working_folder = std::env::current_dir().map_err(LaunchError::NoFolder)?;
-        let mark = environment::random_digits::<16>().map_err(LaunchError::Random)?;
+        let mark = Token::generate().map_err(LaunchError::Random)?.to_hex();
         Ok(Self { cli, folder, working_folder, token, mark, rendezvous, ranks })
     }
 

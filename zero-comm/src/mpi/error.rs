@@ -93,6 +93,6 @@ pub enum MpiError {
     },
 
     /// The thread that calls MPI did not start.
-    #[error("can't start the thread that calls MPI")]
+    #[error("can't start the thread that calls MPI: {0}; see how many threads are allowed here (ulimit -u)")]
     Thread(#[source] io::Error),
 }

@@ -174,9 +174,8 @@ pub(super) fn require_driver() -> Result<(), NcclError> {
     // Unloading and loading it again is slow.
     static LOADED: OnceLock<libloading::Library> = OnceLock::new();
     if LOADED.get().is_none() {
-        let names: &[_] = if cfg!(windows) { &["nvcuda.dll"] } else { &["libcuda.so.1", "libcuda.so"] };
-        let (_, driver) =
-            open(names).map_err(|Missing { tried, reason }| NcclError::DriverMissing { tried, reason })?;
+        let (_, driver) = open(&["libcuda.so.1", "libcuda.so"])
+            .map_err(|Missing { tried, reason }| NcclError::DriverMissing { tried, reason })?;
         LOADED.get_or_init(|| driver);
     }
     Ok(())

@@ -4,8 +4,8 @@ use std::io;
 use std::net::SocketAddr;
 
 use crate::CommError;
-use crate::control::{JoinError, TokenError};
-use crate::environment::{AddressFileError, TorchStoreError};
+use crate::control::JoinError;
+use crate::environment::{AddressFileError, EnvironmentError, TorchStoreError};
 
 /// Why a rank did not become part of a world of processes.
 #[derive(Debug, thiserror::Error)]
@@ -15,9 +15,9 @@ pub enum ConnectError {
     #[error(transparent)]
     Join(#[from] JoinError),
 
-    /// The job's token cannot be one.
-    #[error("ZERO_JOB_TOKEN: {0}")]
-    Token(#[from] TokenError),
+    /// The environment says what makes no sense.
+    #[error(transparent)]
+    Environment(#[from] EnvironmentError),
 
     /// The store of PyTorch's launcher did not tell where rank 0 is.
     #[error(transparent)]
@@ -75,8 +75,8 @@ pub enum ConnectError {
     Told(String),
 
     /// The operating system gives no random numbers.
-    #[error("cannot make a token for the job: {0}")]
-    Random(io::Error),
+    #[error("cannot make a token for the job: {0}; set ZERO_JOB_TOKEN to one")]
+    Random(#[source] io::Error),
 
     /// This host's memory or network cannot be used.
     #[error("cannot {action}: {source}{advice}")]

@@ -276,7 +276,7 @@ impl Surroundings {
     fn no_shared_memory(&self, error: &io::Error, wait: &Wait<'_>) -> CommError {
         let reason = format!(
             "it cannot share memory with the other ranks of its host: {error}; to have them talk over TCP, \
-             set ZERO_SHARED_MEMORY=off"
+             set ZERO_SHARED_MEMORY=off, or call `without_shared_memory`"
         );
         let failure = self.standing.fail(Failure::Aborted { rank: self.standing.rank(), reason });
         failure.error(wait.operation().kind, wait.operation().label)

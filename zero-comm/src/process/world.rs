@@ -17,7 +17,9 @@ use super::meet::{Met, Seeker};
 use super::presence::Presence;
 use super::shm::SharedFile;
 use super::wait::{Operation, Wait};
-use crate::control::{Agent, Coordinator, Hello, Roster, Token, TokenError};
+use crate::control::{Agent, Coordinator, Hello, Roster, Token};
+#[cfg(feature = "mpi")]
+use crate::environment::shared_memory_from_env;
 use crate::environment::{Launch, Meeting};
 use crate::failure::Failure;
 use crate::flight::GroupId;
@@ -40,14 +42,17 @@ pub struct ProcessWorld {
     size: WorldSize,
     meeting: Meeting,
     job: String,
-    /// The token, or why what was given is none.
-    token: Option<Result<Token, TokenError>>,
+    token: Option<Token>,
     deadline: Duration,
     host: Option<String>,
     build: String,
     #[cfg(feature = "mpi")]
     mpi: Option<Arc<MpiFabric>>,
 }
+
+/// What to do where memory cannot be shared.
+const WITHOUT_SHARED_MEMORY: &str =
+    "; set ZERO_SHARED_MEMORY=off, or call `without_shared_memory`, to have them talk over TCP";
 
 /// What a rank keeps as long as others may need it.
 #[derive(Debug)]
@@ -79,8 +84,8 @@ impl ProcessWorld {
     /// The rank that a launcher made of this process.
     pub fn from_launch(launch: &Launch) -> Self {
         let world = Self::new(launch.rank, launch.world_size, launch.meeting.clone());
-        let token = launch.token.as_ref().map(|token| token.secret().parse());
-        Self { job: launch.job.as_str().to_owned(), token, ..world }
+        let world = if launch.shared_memory { world } else { world.without_shared_memory() };
+        Self { job: launch.job.as_str().to_owned(), token: launch.token.clone(), ..world }
     }
 
     /// The rank that this process is of an MPI job, whose hosts reach each other over MPI (feature `mpi`). Starts
@@ -92,14 +97,16 @@ impl ProcessWorld {
     ///
     /// # Errors
     ///
-    /// [`ConnectError::Mpi`].
+    /// [`ConnectError::Mpi`]; [`ConnectError::Environment`] if `ZERO_SHARED_MEMORY` is neither `on` nor `off`.
     #[cfg(feature = "mpi")]
     pub fn over_mpi(deadline: Duration) -> Result<Self, ConnectError> {
+        let shares = shared_memory_from_env()?;
         let mpi = Arc::new(MpiFabric::start(deadline)?);
         if let Ok(Some(launch)) = Launch::from_env() {
             mpi.check_place(launch.rank, launch.world_size)?;
         }
         let world = Self::new(mpi.rank(), mpi.size(), Meeting::Alone);
+        let world = if shares { world } else { world.without_shared_memory() };
         Ok(Self { mpi: Some(mpi), deadline, ..world })
     }
 
@@ -109,7 +116,7 @@ impl ProcessWorld {
     /// to do, which keeps out what comes by accident.
     #[must_use]
     pub fn with_token(self, token: Token) -> Self {
-        Self { token: Some(Ok(token)), ..self }
+        Self { token: Some(token), ..self }
     }
 
     /// The same world, in which joining it and its operations wait for other ranks no longer than `deadline`.
@@ -126,7 +133,7 @@ impl ProcessWorld {
         Self { host: Some(host.into()), ..self }
     }
 
-    /// The same world, in which this rank shares memory with nobody.
+    /// The same world, in which this rank shares memory with nobody. Launchers have `ZERO_SHARED_MEMORY=off` do it.
     #[must_use]
     pub fn without_shared_memory(self) -> Self {
         Self { host: None, ..self }
@@ -217,7 +224,7 @@ impl ProcessWorld {
         let seeker = Seeker {
             rank: self.rank,
             size: self.size,
-            token: self.token.clone().transpose()?,
+            token: self.token.clone(),
             job: self.job.clone(),
             patience: self.deadline,
         };
@@ -227,10 +234,10 @@ impl ProcessWorld {
             TcpFabric::bind(connection.local_ip()?).map_err(system("listen for the other ranks", ""))?;
         let file = match &self.host {
             None => None,
-            Some(_) => Some(SharedFile::create().map_err(system(
-                "share memory with the ranks of this host",
-                "; set ZERO_SHARED_MEMORY=off to have them talk over TCP",
-            ))?),
+            Some(_) => Some(
+                SharedFile::create()
+                    .map_err(system("share memory with the ranks of this host", WITHOUT_SHARED_MEMORY))?,
+            ),
         };
         let hello = Hello {
             rank: self.rank,
@@ -299,7 +306,7 @@ impl ProcessWorld {
         let opened = SharedFile::open(path).map_err(|source| ConnectError::System {
             action: "share memory with the ranks of this host",
             source,
-            advice: "; set ZERO_SHARED_MEMORY=off to have them talk over TCP",
+            advice: WITHOUT_SHARED_MEMORY,
         })?;
         Ok(Some(opened))
     }

@@ -1,5 +1,4 @@
 //! Ranks that are processes, and what the others learn when one is killed, stopped, fails or errs.
-#![cfg(target_os = "linux")]
 
 mod child;
 mod network;
