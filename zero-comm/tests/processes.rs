@@ -13,8 +13,8 @@ use std::time::Duration;
 
 use zero_comm::conformance::{self, Harness};
 use zero_comm::{
-    CommError, Communicator, Coordinator, CoordinatorOptions, LossCause, Meeting, ProcessWorld, Token,
-    WorldError,
+    CommError, Communicator, ConnectError, Coordinator, CoordinatorOptions, LossCause, Meeting, ProcessWorld,
+    Token, WorldError,
 };
 use zero_core::{Rank, WorldSize};
 
@@ -59,6 +59,14 @@ fn run(world: &ProcessWorld, deadline: Duration, f: &(dyn Fn(Arc<dyn Communicato
         Err(error) => panic!("{error}"),
         Ok(()) => {}
     }
+}
+
+#[test]
+fn a_world_of_more_ranks_than_there_can_be_is_refused() {
+    let size = WorldSize::new(99_999_999_999).unwrap();
+    let meeting = Meeting::Bind { host: "127.0.0.1".to_owned(), port: 1 };
+    let refused = ProcessWorld::new(Rank::ROOT, size, meeting).connect().unwrap_err();
+    assert!(matches!(refused, ConnectError::TooManyRanks { .. }), "{refused}");
 }
 
 #[test]

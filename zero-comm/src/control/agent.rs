@@ -21,7 +21,7 @@ use crate::failure::Failure;
 #[cfg(test)]
 use crate::process::Notice;
 use crate::process::{Finish, Standing};
-use crate::{CommError, LossCause, lock, network};
+use crate::{CommError, LossCause, lock, network, open_files};
 
 /// How long to wait after a call that nobody answered.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -62,8 +62,12 @@ impl Connection {
     fn call(address: &str, token: &Token, (patience, until): (Duration, Instant)) -> Result<Self, JoinError> {
         let left = || until.saturating_duration_since(Instant::now());
         let address = address.to_owned();
-        let unreachable =
-            |source| JoinError::Unreachable { address: address.clone(), after: patience, source };
+        let unreachable = |source| {
+            if open_files::are_exhausted(&source) {
+                return JoinError::System { source };
+            }
+            JoinError::Unreachable { address: address.clone(), after: patience, source }
+        };
         let addresses = match network::resolve(&address, left().max(PAUSE)) {
             Ok(addresses) => addresses,
             Err(source) if source.kind() == io::ErrorKind::InvalidInput => {
@@ -102,7 +106,7 @@ impl Connection {
 
     /// Joins the world, and returns when all ranks have; `patience` is a little more than the coordinator's.
     pub(crate) fn join(self, hello: Hello, patience: Duration) -> Result<(Agent, Roster), JoinError> {
-        let system = |source| JoinError::System { source };
+        let system = |error| JoinError::System { source: open_files::advised(error) };
         let lost =
             |error: io::Error| JoinError::Lost { address: self.address.clone(), how: error.to_string() };
         let (rank, size) = (hello.rank, hello.size);

@@ -138,6 +138,16 @@ pub enum Refusal {
         second: SocketAddr,
     },
 
+    /// The process has joined before.
+    #[error(
+        "this process has joined the world of its launcher as {rank} already, and that can be joined once; do all \
+         that the ranks do together in one run"
+    )]
+    Again {
+        /// Which rank.
+        rank: Rank,
+    },
+
     /// Not all ranks run the same build.
     #[error("{rank} runs build {theirs:?}, but {other} runs {ours:?}; run one build everywhere")]
     Build {
@@ -163,6 +173,13 @@ pub enum Refusal {
         after: Duration,
     },
 
+    /// The coordinator can take in no more ranks.
+    #[error("the coordinator, in rank 0's process or the launcher's, can take in no more ranks: {how}")]
+    Full {
+        /// Why not.
+        how: String,
+    },
+
     /// A rank left before all had come.
     #[error("{rank} had joined and left before the world began: {how}; see what it said last")]
     Left {
@@ -175,12 +192,17 @@ pub enum Refusal {
 
 impl Refusal {
     /// The rank that is to blame if the world does not begin because of this.
-    pub(super) fn blamed(&self) -> Option<Rank> {
+    pub(crate) fn blamed(&self) -> Option<Rank> {
         match self {
             Self::Missing { missing, .. } => missing.first().copied(),
             Self::Left { rank, .. } => Some(*rank),
-            // These concern one process, and the world goes on without it.
-            Self::Size { .. } | Self::Range { .. } | Self::Taken { .. } | Self::Build { .. } => None,
+            // These concern one process, and the world goes on without it, or no rank.
+            Self::Size { .. }
+            | Self::Range { .. }
+            | Self::Taken { .. }
+            | Self::Again { .. }
+            | Self::Full { .. }
+            | Self::Build { .. } => None,
         }
     }
 }

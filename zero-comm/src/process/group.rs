@@ -15,11 +15,12 @@ use super::plane::Plane;
 use super::shm::{Arena, Hall, Segment, Shape, SharedFile};
 use super::standing::Standing;
 use super::wait::Wait;
+use super::world::WITHOUT_SHARED_MEMORY;
 use crate::failure::Failure;
 use crate::flight::{GroupId, Lane};
 use crate::request::Request;
 use crate::windows::Windows;
-use crate::{CommError, lock};
+use crate::{CommError, lock, open_files};
 
 /// What a rank has of its world.
 #[derive(Debug)]
@@ -274,10 +275,9 @@ impl Surroundings {
 
     /// Fails the world, because this rank cannot share memory with those of its host.
     fn no_shared_memory(&self, error: &io::Error, wait: &Wait<'_>) -> CommError {
-        let reason = format!(
-            "it cannot share memory with the other ranks of its host: {error}; to have them talk over TCP, \
-             set ZERO_SHARED_MEMORY=off, or call `without_shared_memory`"
-        );
+        // TCP would need still more files.
+        let otherwise = if open_files::are_exhausted(error) { "" } else { WITHOUT_SHARED_MEMORY };
+        let reason = format!("it cannot share memory with the other ranks of its host: {error}{otherwise}");
         let failure = self.standing.fail(Failure::Aborted { rank: self.standing.rank(), reason });
         failure.error(wait.operation().kind, wait.operation().label)
     }

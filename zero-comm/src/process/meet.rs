@@ -12,7 +12,7 @@ use crate::environment::Launch;
 use crate::environment::{AddressFile, Meeting, TorchStore};
 #[cfg(feature = "mpi")]
 use crate::mpi::MpiFabric;
-use crate::network;
+use crate::{network, open_files};
 
 /// A rank's line to the coordinator.
 #[derive(Debug)]
@@ -90,7 +90,12 @@ impl Seeker {
 
     /// Hosts the coordinator at `port` of `interface`.
     fn host(&self, interface: IpAddr, port: u16, token: Token) -> Result<Met, ConnectError> {
-        let bind = |source| ConnectError::Bind { address: SocketAddr::new(interface, port), source };
+        let bind = |source| {
+            if open_files::are_exhausted(&source) {
+                return ConnectError::system("listen for the other ranks", "")(source);
+            }
+            ConnectError::Bind { address: SocketAddr::new(interface, port), source }
+        };
         let listener = TcpListener::bind((interface, port)).map_err(bind)?;
         let options = CoordinatorOptions {
             size: self.size,

@@ -2,6 +2,7 @@
 
 use std::env;
 use std::error::Error;
+use std::fs;
 use std::io::{self, Write};
 use std::net::TcpListener;
 use std::path::PathBuf;
@@ -10,6 +11,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde::{Deserialize, Serialize};
 use zero_comm::{
     CommError, Communicator, CommunicatorExt, Coordinator, CoordinatorOptions, Meeting, ProcessWorld,
@@ -87,6 +89,10 @@ pub(crate) enum Scenario {
     OtherOperation,
     OtherType,
     OtherLength,
+    /// All make groups, one without files for many.
+    LackFiles {
+        victim: usize,
+    },
 }
 
 /// Says something to the test.
@@ -203,6 +209,18 @@ fn act(comm: &Arc<dyn Communicator>, scenario: Scenario) -> Result<(), Box<dyn E
         Scenario::Panic { .. } | Scenario::Fail { .. } | Scenario::Exit { .. } => {
             comm.barrier("waiting").unwrap_err()
         }
+        Scenario::LackFiles { victim } => {
+            if rank == victim {
+                leave_files_for(4);
+            }
+            let mut groups = Vec::new();
+            loop {
+                match comm.split(Some(0), 0, "group") {
+                    Ok(group) => groups.push(group),
+                    Err(error) => break error,
+                }
+            }
+        }
         Scenario::OtherType if is_last => unchanged(|ones: &mut [i32]| sum(comm, ones), 1, MIB / 4),
         Scenario::OtherLength if is_last => unchanged(|ones: &mut [f32]| sum(comm, ones), 1.0, MIB / 4 + 1),
         Scenario::OtherOperation if is_last => {
@@ -213,6 +231,14 @@ fn act(comm: &Arc<dyn Communicator>, scenario: Scenario) -> Result<(), Box<dyn E
     };
     say("error", &error);
     Err(error.into())
+}
+
+/// Lets this process open only so many files more.
+fn leave_files_for(few: u64) {
+    let open = fs::read_dir("/proc/self/fd").unwrap();
+    let last: Option<u64> = open.filter_map(|file| file.unwrap().file_name().to_str()?.parse().ok()).max();
+    let limit = Rlimit { current: last.map(|last| last + 1 + few), ..getrlimit(Resource::Nofile) };
+    setrlimit(Resource::Nofile, limit).unwrap();
 }
 
 fn sum<T: zero_comm::Element>(comm: &Arc<dyn Communicator>, ones: &mut [T]) -> Result<(), CommError> {

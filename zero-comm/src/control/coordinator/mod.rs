@@ -22,7 +22,7 @@ use super::frame::{self, MAX_FROM_RANK, MAX_TO_RANK};
 use super::message::{FromRank, Hello, PURPOSE};
 use super::{Host, Reception, Timed, Token};
 use crate::flight::FlightReport;
-use crate::lock;
+use crate::{ProcessWorld, lock, open_files};
 use world::LineId;
 #[cfg(feature = "fuzzing")]
 pub(super) use world::{Action, World};
@@ -86,6 +86,10 @@ enum Event {
         line: LineId,
         how: String,
     },
+    /// A process could not be listened to, because this one has too many open files.
+    Full {
+        how: String,
+    },
     /// The coordinator is dropped.
     Closing,
 }
@@ -95,9 +99,15 @@ impl Coordinator {
     ///
     /// # Errors
     ///
-    /// Those of the operating system.
+    /// Those of the operating system; [`io::ErrorKind::InvalidInput`] if there are to be more than
+    /// [`ProcessWorld::MAX_RANKS`] ranks.
     pub fn new(listener: TcpListener, options: CoordinatorOptions) -> io::Result<Self> {
         let CoordinatorOptions { size, token, deadline, host } = options;
+        if size.get() > ProcessWorld::MAX_RANKS {
+            let limit = ProcessWorld::MAX_RANKS;
+            let reason = format!("a world cannot have {size} ranks; ask for {limit} at most");
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, reason));
+        }
         let address = listener.local_addr()?;
         let world = Arc::new(Mutex::new(World::new(size, host, deadline, Instant::now())));
         let (events, heard) = mpsc::channel();
@@ -175,6 +185,9 @@ impl Host for Listener {
             Ok(writer) => writer,
             Err(error) => {
                 tracing::warn!(%address, %error, "could not listen to a rank");
+                if open_files::are_exhausted(&error) {
+                    self.lacks_files(error);
+                }
                 return;
             }
         };
@@ -185,6 +198,11 @@ impl Host for Listener {
             // Nobody is left to tell if the coordinator is gone.
             let _ = events.send(Event::Lost { line, how });
         }
+    }
+
+    fn lacks_files(&self, error: io::Error) {
+        // As above.
+        let _ = self.events.send(Event::Full { how: open_files::advised(error).to_string() });
     }
 }
 
@@ -208,6 +226,7 @@ fn decide(world: &Mutex<World>, events: &Receiver<Event>) {
                 until = now.checked_add(FAREWELL);
                 lines.say_farewell();
             }
+            Some(Event::Full { how }) => world.fill(how),
             Some(Event::Joined { line, stream, address, hello }) => {
                 let rank = hello.rank;
                 lines.open.insert(line, Line { stream, rank: None });

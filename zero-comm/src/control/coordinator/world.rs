@@ -207,6 +207,13 @@ impl World {
         }
     }
 
+    /// Takes note that no more connections can be taken in.
+    pub(in crate::control) fn fill(&mut self, how: String) {
+        if let Phase::Joining { .. } = &self.phase {
+            self.refuse(Refusal::Full { how });
+        }
+    }
+
     /// When [`pass`](Self::pass) is to be called next, if nothing happens before.
     pub(in crate::control) fn next(&self) -> Option<Instant> {
         match &self.phase {
@@ -246,6 +253,11 @@ impl World {
             return Some(Refusal::Range { rank, size });
         }
         if let Some(seat) = &self.seats[rank.index()] {
+            let process = |hello: &Hello, address: SocketAddr| (hello.pid, address.ip());
+            if process(&seat.hello, seat.address) == process(hello, address) && seat.hello.host == hello.host
+            {
+                return Some(Refusal::Again { rank });
+            }
             return Some(Refusal::Taken { rank, first: seat.address, second: address });
         }
         let other = &self.seats.iter().flatten().next()?.hello;
