@@ -18,8 +18,6 @@ use super::message::{FromRank, Hello, PURPOSE, Roster, ToRank};
 use super::{Timed, Token, tune};
 use crate::clock::FOREVER;
 use crate::failure::Failure;
-#[cfg(test)]
-use crate::process::Notice;
 use crate::process::{Finish, Standing};
 use crate::{CommError, LossCause, lock, network, open_files};
 
@@ -148,12 +146,6 @@ impl Connection {
             .map_err(system)?;
         Ok((agent, Roster { hellos, host }))
     }
-}
-
-/// Whether a rank can tell the coordinator.
-#[cfg(test)]
-pub(crate) fn fits_a_notice(notice: &Notice) -> bool {
-    frame::encode(&FromRank::Notice(notice.clone()), MAX_FROM_RANK).is_ok()
 }
 
 fn send(stream: &mut impl Write, message: &FromRank) -> io::Result<()> {

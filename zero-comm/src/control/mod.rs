@@ -21,8 +21,6 @@ mod tests;
 mod timed;
 mod token;
 
-#[cfg(test)]
-pub(crate) use agent::fits_a_notice;
 pub(crate) use agent::{Agent, Connection};
 pub use coordinator::{Coordinator, CoordinatorOptions};
 pub(crate) use handshake::{HandshakeError, connect};

@@ -15,7 +15,10 @@ use super::{
     Agent, Connection, Coordinator, CoordinatorOptions, Hello, JoinError, Refusal, Roster, Timed, Token,
     connect,
 };
+use crate::GroupId;
 use crate::failure::Failure;
+use crate::flight::{Begun, Lane};
+use crate::process::Notice;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -280,4 +283,15 @@ fn what_is_no_coordinator_of_the_job_is_found_out() {
     assert!(matches!(impostor, JoinError::Impostor { .. }), "{impostor}");
     let long = call([&greeting[..], &[1], &u32::MAX.to_le_bytes()].concat());
     assert!(matches!(long, JoinError::Stranger { .. }), "{long}");
+}
+
+#[test]
+fn however_many_groups_a_rank_is_in_it_can_say_that_it_has_finished() {
+    let mut begun = Begun::default();
+    for split in 0..100_000 {
+        begun.add(Lane::Receive(GroupId::WORLD.child(split, u64::MAX), Rank::new(usize::MAX)));
+    }
+    let told = |begun| frame::encode(&FromRank::Notice(Notice::Finished(begun)), MAX_FROM_RANK);
+    assert!(told(begun.clone()).is_err());
+    assert!(told(begun.cut()).is_ok());
 }

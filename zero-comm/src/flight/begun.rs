@@ -63,8 +63,6 @@ impl Begun {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::control::fits_a_notice;
-    use crate::process::Notice;
 
     #[test]
     fn what_was_not_begun_is_known_until_something_is_forgotten() {
@@ -79,16 +77,17 @@ mod tests {
     }
 
     #[test]
-    fn however_many_groups_there_are_their_lanes_can_be_told() {
-        let mut begun = Begun { lanes: BTreeMap::new(), has_gaps: false };
-        for split in 0..100_000 {
-            let group = GroupId::WORLD.child(split, u64::MAX);
-            begun.lanes.insert(Lane::Receive(group, Rank::new(usize::MAX)), u64::MAX);
-            begun.lanes.insert(Lane::Collective(group), u64::MAX);
+    fn what_is_cut_off_is_not_known() {
+        let mut begun = Begun::default();
+        let message = |peer| Lane::Send(GroupId::WORLD, Rank::new(peer));
+        for peer in 0..Begun::MAX_LANES {
+            begun.add(message(peer));
         }
-        assert!(!fits_a_notice(&Notice::Finished(begun.clone())));
-        let told = begun.cut();
-        assert_eq!((told.len(), told.of(Lane::Send(GroupId::WORLD, Rank::ROOT))), (Begun::MAX_LANES, None));
-        assert!(fits_a_notice(&Notice::Finished(told)));
+        assert_eq!(begun.cut(), begun);
+        begun.add(Lane::Collective(GroupId::WORLD));
+        let cut = begun.cut();
+        assert_eq!(cut.len(), Begun::MAX_LANES);
+        assert_eq!(cut.of(Lane::Collective(GroupId::WORLD)), Some(1));
+        assert_eq!((cut.of(message(0)), cut.of(message(Begun::MAX_LANES - 1))), (Some(1), None));
     }
 }
