@@ -180,6 +180,15 @@ pub enum Refusal {
         how: String,
     },
 
+    /// The process of a rank ended before it joined, as its launcher says.
+    #[error("{rank} ended before it joined its world: {how}; see what it said last")]
+    Ended {
+        /// Who.
+        rank: Rank,
+        /// How its process ended.
+        how: String,
+    },
+
     /// A rank left before all had come.
     #[error("{rank} had joined and left before the world began: {how}; see what it said last")]
     Left {
@@ -195,7 +204,7 @@ impl Refusal {
     pub(crate) fn blamed(&self) -> Option<Rank> {
         match self {
             Self::Missing { missing, .. } => missing.first().copied(),
-            Self::Left { rank, .. } => Some(*rank),
+            Self::Left { rank, .. } | Self::Ended { rank, .. } => Some(*rank),
             // These concern one process, and the world goes on without it, or no rank.
             Self::Size { .. }
             | Self::Range { .. }

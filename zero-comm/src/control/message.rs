@@ -31,6 +31,8 @@ pub(crate) struct Hello {
     pub(crate) segment: Option<String>,
     /// The number of its process on its host.
     pub(crate) pid: u32,
+    /// How long it waits for the others to join, and its operations for other ranks.
+    pub(crate) deadline: Duration,
 }
 
 /// Who takes part in a world.

@@ -35,7 +35,7 @@ fn coordinator(size: usize, deadline: Duration) -> Coordinator {
 fn hello(rank: usize, size: usize) -> Hello {
     let (rank, size) = (Rank::new(rank), world_size(size));
     let (build, host) = ("build".to_owned(), format!("host {rank}"));
-    Hello { rank, size, build, host, data: None, segment: None, pid: 1 }
+    Hello { rank, size, build, host, data: None, segment: None, pid: 1, deadline: PATIENCE }
 }
 
 fn join(coordinator: &Coordinator, hello: Hello) -> Result<(Agent, Roster), JoinError> {

@@ -257,6 +257,7 @@ impl ProcessWorld {
             data: Some(door.address()),
             segment: file.as_ref().map(SharedFile::path),
             pid: process::id(),
+            deadline: self.deadline,
         };
         let token = connection.token().clone();
         let (agent, roster) = connection.join(hello, self.deadline)?;

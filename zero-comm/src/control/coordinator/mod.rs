@@ -45,8 +45,8 @@ pub struct CoordinatorOptions {
     pub size: WorldSize,
     /// What proves that a process belongs to the job.
     pub token: Token,
-    /// How long it waits for all ranks to join. A rank whose host is not heard of for that long, or for ten
-    /// seconds if that is longer, is taken for dead.
+    /// How long it waits for all ranks to join: no longer than any rank that has joined waits. A rank that is not
+    /// heard of for the longest deadline that a rank has, or for ten seconds if that is longer, is taken for dead.
     pub deadline: Duration,
     /// The rank in whose process it runs; `None` if it runs in a launcher's.
     pub host: Option<Rank>,
@@ -90,6 +90,11 @@ enum Event {
     Full {
         how: String,
     },
+    /// The process of a rank has ended.
+    Ended {
+        rank: Rank,
+        how: String,
+    },
     /// The coordinator is dropped.
     Closing,
 }
@@ -102,6 +107,19 @@ impl Coordinator {
     /// Those of the operating system; [`io::ErrorKind::InvalidInput`] if there are to be more than
     /// [`ProcessWorld::MAX_RANKS`] ranks.
     pub fn new(listener: TcpListener, options: CoordinatorOptions) -> io::Result<Self> {
+        Self::watched(listener, options, || ())
+    }
+
+    /// As [`new`](Self::new); calls `failed` when the world has failed, or cannot begin any more.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn watched(
+        listener: TcpListener,
+        options: CoordinatorOptions,
+        failed: impl FnOnce() + Send + 'static,
+    ) -> io::Result<Self> {
         let CoordinatorOptions { size, token, deadline, host } = options;
         if size.get() > ProcessWorld::MAX_RANKS {
             let limit = ProcessWorld::MAX_RANKS;
@@ -116,7 +134,7 @@ impl Coordinator {
         let deciding = {
             let world = Arc::clone(&world);
             let thread = thread::Builder::new().name("zero-comm-coordinator".to_owned());
-            thread.spawn(move || decide(&world, &heard))?
+            thread.spawn(move || decide(&world, &heard, failed))?
         };
         Ok(Self { address, token, world, reception, events, deciding: Some(deciding) })
     }
@@ -139,6 +157,24 @@ impl Coordinator {
     /// The rank that the failure originates from, if there is one and that can be told.
     pub fn blamed(&self) -> Option<Rank> {
         lock(&self.world).blamed()
+    }
+
+    /// Whether all ranks have joined.
+    pub fn has_begun(&self) -> bool {
+        lock(&self.world).has_begun()
+    }
+
+    /// The ranks that are gone, or never came, and for the lack of which the world has failed, each with what became
+    /// of it. There are none if nobody has joined.
+    pub fn lost(&self) -> Vec<(Rank, String)> {
+        lock(&self.world).lost()
+    }
+
+    /// For who started the ranks: the process of `rank` has ended, and `how`. If it had not joined, those that have
+    /// need not wait for it.
+    pub fn note_end(&self, rank: Rank, how: &str) {
+        // The thread that decides ends when this is dropped.
+        let _ = self.events.send(Event::Ended { rank, how: how.to_owned() });
     }
 
     /// What all ranks did last, once the world has failed and they have told.
@@ -207,8 +243,8 @@ impl Host for Listener {
 }
 
 /// Tells the world what happens, and does what it decides.
-fn decide(world: &Mutex<World>, events: &Receiver<Event>) {
-    let mut lines = Lines::default();
+fn decide(world: &Mutex<World>, events: &Receiver<Event>, failed: impl FnOnce()) {
+    let (mut lines, mut failed) = (Lines::default(), Some(failed));
     let mut until: Option<Instant> = None;
     loop {
         let next = lock(world).next().into_iter().chain(until).min();
@@ -227,6 +263,7 @@ fn decide(world: &Mutex<World>, events: &Receiver<Event>) {
                 lines.say_farewell();
             }
             Some(Event::Full { how }) => world.fill(how),
+            Some(Event::Ended { rank, how }) => world.note_end(rank, how),
             Some(Event::Joined { line, stream, address, hello }) => {
                 let rank = hello.rank;
                 lines.open.insert(line, Line { stream, rank: None });
@@ -259,6 +296,11 @@ fn decide(world: &Mutex<World>, events: &Receiver<Event>) {
             for rank in actions.into_iter().flat_map(|action| lines.act(action)).collect::<Vec<_>>() {
                 world.lose(rank, "it does not read what it is told", now);
             }
+        }
+        let has_failed = world.failure().is_some();
+        drop(world);
+        if let Some(failed) = failed.take_if(|_| has_failed) {
+            failed();
         }
         if until.is_some_and(|until| until <= now || lines.open.is_empty()) {
             break;

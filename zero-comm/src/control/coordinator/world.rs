@@ -1,5 +1,6 @@
 //! A world as its coordinator sees it: what it decides when something is heard or time passes. No I/O.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
@@ -28,9 +29,9 @@ pub(in crate::control) enum Action {
 pub(in crate::control) struct World {
     size: WorldSize,
     host: Option<Rank>,
-    deadline: Duration,
-    silence: Duration,
     seats: Vec<Option<Seat>>,
+    /// How the processes ended that had not joined.
+    ended: BTreeMap<Rank, String>,
     phase: Phase,
     actions: Vec<Action>,
 }
@@ -49,8 +50,8 @@ struct Seat {
 }
 
 enum Phase {
-    /// Not all are there.
-    Joining { until: Option<Instant> },
+    /// Not all are there. Who has been waited for until then, has been for that long.
+    Joining { until: Option<Instant>, deadline: Duration },
     /// They never were.
     Refused(Refusal),
     /// All were there.
@@ -58,6 +59,8 @@ enum Phase {
 }
 
 struct Running {
+    /// How long a rank may be silent.
+    silence: Duration,
     beat: Option<Instant>,
     finishes: usize,
     inquiry: Option<Inquiry>,
@@ -75,10 +78,9 @@ impl World {
         Self {
             size,
             host,
-            deadline,
-            silence: Heartbeat::silence(deadline),
             seats: size.ranks().map(|_| None).collect(),
-            phase: Phase::Joining { until: now.checked_add(deadline) },
+            ended: BTreeMap::new(),
+            phase: Phase::Joining { until: now.checked_add(deadline), deadline },
             actions: Vec::new(),
         }
     }
@@ -106,6 +108,32 @@ impl World {
         }
     }
 
+    /// Whether all ranks have joined.
+    pub(in crate::control) const fn has_begun(&self) -> bool {
+        matches!(self.phase, Phase::Running(_))
+    }
+
+    /// The ranks for the lack of which the world has failed, and what became of each. None if nobody has joined: the
+    /// processes may not want a world.
+    pub(in crate::control) fn lost(&self) -> Vec<(Rank, String)> {
+        match &self.phase {
+            Phase::Refused(Refusal::Missing { missing, after }) if missing.len() < self.size.get() => {
+                missing.iter().map(|rank| (*rank, format!("did not join within {after:?}"))).collect()
+            }
+            Phase::Refused(Refusal::Ended { rank, .. }) => {
+                vec![(*rank, "ended before it joined its world".to_owned())]
+            }
+            Phase::Refused(Refusal::Left { rank, how }) => {
+                vec![(*rank, format!("left before its world began: {how}"))]
+            }
+            Phase::Running(running) => match &running.verdict {
+                Some(Failure::Lost { rank, cause: LossCause::Died(how) }) => vec![(*rank, how.clone())],
+                _ => Vec::new(),
+            },
+            Phase::Joining { .. } | Phase::Refused(_) => Vec::new(),
+        }
+    }
+
     pub(in crate::control) const fn report(&self) -> Option<&FlightReport> {
         match &self.phase {
             Phase::Running(running) => running.report.as_ref(),
@@ -128,6 +156,14 @@ impl World {
         }
         tracing::debug!(rank = %hello.rank, %address, host = hello.host, "rank joined");
         let rank = hello.rank;
+        self.ended.remove(&rank);
+        if let Phase::Joining { until, deadline } = &mut self.phase {
+            // Who has waited long enough leaves; the others are to learn who did not come, and not who left.
+            let patience = now.checked_add(hello.deadline);
+            if patience.is_some_and(|patience| until.is_none_or(|until| patience < until)) {
+                (*until, *deadline) = (patience, hello.deadline);
+            }
+        }
         self.seats[rank.index()] = Some(Seat {
             hello,
             address,
@@ -139,7 +175,26 @@ impl World {
         if self.seats.iter().all(Option::is_some) {
             self.start(now);
         }
+        self.give_up_on_ended();
         true
+    }
+
+    /// Takes note that the process of `rank` has ended.
+    pub(in crate::control) fn note_end(&mut self, rank: Rank, how: String) {
+        if self.seats.get(rank.index()).is_some_and(Option::is_none) {
+            self.ended.insert(rank, how);
+        }
+        self.give_up_on_ended();
+    }
+
+    /// Nobody waits for a rank that cannot come any more.
+    fn give_up_on_ended(&mut self) {
+        let is_awaited =
+            matches!(self.phase, Phase::Joining { .. }) && self.seats.iter().any(Option::is_some);
+        if let Some((rank, how)) = self.ended.first_key_value().filter(|_| is_awaited) {
+            let refusal = Refusal::Ended { rank: *rank, how: how.clone() };
+            self.refuse(refusal);
+        }
     }
 
     /// Takes in what a rank says.
@@ -217,7 +272,7 @@ impl World {
     /// When [`pass`](Self::pass) is to be called next, if nothing happens before.
     pub(in crate::control) fn next(&self) -> Option<Instant> {
         match &self.phase {
-            Phase::Joining { until } => *until,
+            Phase::Joining { until, .. } => *until,
             Phase::Refused(_) => None,
             Phase::Running(running) => {
                 let inquiry = running.inquiry.as_ref().filter(|_| running.report.is_none());
@@ -230,9 +285,10 @@ impl World {
     pub(in crate::control) fn pass(&mut self, now: Instant) {
         let due = |until: Option<Instant>| until.is_some_and(|until| until <= now);
         match &self.phase {
-            Phase::Joining { until } if due(*until) => {
+            Phase::Joining { until, deadline } if due(*until) => {
+                let after = *deadline;
                 let missing = self.size.ranks().filter(|rank| self.seats[rank.index()].is_none()).collect();
-                self.refuse(Refusal::Missing { missing, after: self.deadline });
+                self.refuse(Refusal::Missing { missing, after });
             }
             Phase::Running(running) if due(running.beat) => self.beat(now),
             _ => {}
@@ -276,9 +332,12 @@ impl World {
                 self.tell(ToRank::Present(hello));
             }
         }
-        self.tell(ToRank::Start { host: self.host, silence: self.silence });
+        let deadlines = self.seats.iter().flatten().map(|seat| seat.hello.deadline);
+        let silence = Heartbeat::silence(deadlines.max().unwrap_or_default());
+        self.tell(ToRank::Start { host: self.host, silence });
         self.phase = Phase::Running(Box::new(Running {
-            beat: now.checked_add(self.silence / BEATS),
+            silence,
+            beat: now.checked_add(silence / BEATS),
             finishes: 0,
             inquiry: None,
             verdict: None,
@@ -315,13 +374,14 @@ impl World {
 
     fn beat(&mut self, now: Instant) {
         let Phase::Running(running) = &mut self.phase else { return };
-        running.beat = now.checked_add(self.silence / BEATS);
+        let silence = running.silence;
+        running.beat = now.checked_add(silence / BEATS);
         let seats = self.seats.iter_mut().flatten();
         let open = seats.filter(|seat| seat.line.is_some() && seat.finish.is_none());
         let lost = open.filter_map(|seat| seat.heartbeat.missed().then_some(seat.hello.rank)).min();
         self.tell(ToRank::Ping);
         if let Some(rank) = lost {
-            let cause = LossCause::Died(format!("not heard of for {:?}", self.silence));
+            let cause = LossCause::Died(format!("not heard of for {silence:?}"));
             self.decide(Failure::Lost { rank, cause }, now);
         }
     }
@@ -390,15 +450,24 @@ mod tests {
 
     use super::*;
 
+    const MINUTE: Duration = Duration::from_secs(60);
+
+    fn join(world: &mut World, rank: usize, deadline: Duration, now: Instant) -> bool {
+        let (build, host) = (String::new(), String::new());
+        let (rank, size) = (Rank::new(rank), world.size);
+        let hello = Hello { rank, size, build, host, data: None, segment: None, pid: 1, deadline };
+        world.join(rank.index(), (Ipv4Addr::LOCALHOST, 1).into(), hello, now)
+    }
+
+    fn awaited(size: usize, now: Instant) -> World {
+        World::new(WorldSize::new(size).unwrap(), None, 5 * MINUTE, now)
+    }
+
     /// A world of which all ranks have joined.
     fn joined(size: usize) -> World {
-        let (size, now) = (WorldSize::new(size).unwrap(), Instant::now());
-        let mut world = World::new(size, None, Duration::from_secs(60), now);
-        for rank in size.ranks() {
-            let (build, host) = (String::new(), String::new());
-            let hello = Hello { rank, size, build, host, data: None, segment: None, pid: 1 };
-            assert!(world.join(rank.index(), (Ipv4Addr::LOCALHOST, 1).into(), hello, now));
-        }
+        let now = Instant::now();
+        let mut world = awaited(size, now);
+        assert!((0..size).all(|rank| join(&mut world, rank, MINUTE, now)));
         world
     }
 
@@ -421,5 +490,79 @@ mod tests {
         world.hear(Rank::ROOT, FromRank::Notice(Notice::Ready), now).unwrap();
         world.hear(Rank::ROOT, FromRank::Notice(Notice::Ready), now).unwrap_err();
         assert!(!starts(&mut world));
+    }
+
+    #[test]
+    fn who_waits_shortest_decides_when_all_must_have_come() {
+        let start = Instant::now();
+        let mut world = awaited(3, start);
+        assert_eq!(world.next(), Some(start + 5 * MINUTE));
+        join(&mut world, 0, Duration::MAX, start);
+        join(&mut world, 2, MINUTE, start + MINUTE);
+        assert_eq!(world.next(), Some(start + 2 * MINUTE));
+        world.pass(start + 2 * MINUTE);
+        assert!(world.failure().unwrap().starts_with("rank 1 did not join within 60s"));
+        assert_eq!(world.lost(), [(Rank::new(1), "did not join within 60s".to_owned())]);
+    }
+
+    #[test]
+    fn processes_that_want_no_world_are_not_lost() {
+        let start = Instant::now();
+        let mut world = awaited(2, start);
+        world.note_end(Rank::new(1), "exit code 0".to_owned());
+        assert_eq!(world.failure(), None);
+        world.pass(start + 5 * MINUTE);
+        assert!(world.failure().is_some());
+        assert_eq!(world.lost(), []);
+    }
+
+    #[test]
+    fn nobody_waits_for_a_rank_whose_process_has_ended() {
+        let now = Instant::now();
+        let end = |world: &mut World| world.note_end(Rank::new(1), "exit code 0".to_owned());
+        let came = |world: &mut World| join(world, 0, MINUTE, now);
+        let (mut early, mut late) = (awaited(2, now), awaited(2, now));
+        end(&mut early);
+        came(&mut early);
+        came(&mut late);
+        end(&mut late);
+        for world in [early, late] {
+            let failure = world.failure().unwrap();
+            assert!(failure.starts_with("rank 1 ended before it joined its world: exit code 0"), "{failure}");
+            assert_eq!(world.lost()[0].0, Rank::new(1));
+        }
+    }
+
+    #[test]
+    fn the_end_of_a_process_whose_rank_has_come_says_nothing() {
+        let (mut world, now) = (awaited(2, Instant::now()), Instant::now());
+        world.note_end(Rank::new(1), "exit code 0".to_owned());
+        // What it started has gone on.
+        join(&mut world, 1, MINUTE, now);
+        world.note_end(Rank::new(1), "exit code 0".to_owned());
+        assert!(join(&mut world, 0, MINUTE, now) && world.has_begun());
+    }
+
+    #[test]
+    fn the_longest_deadline_decides_how_long_a_rank_may_be_silent() {
+        for (deadlines, silence) in [([1, 2], 10), ([30, 20], 30), ([5, 60], 60)] {
+            let now = Instant::now();
+            let mut world = awaited(2, now);
+            for (rank, deadline) in deadlines.into_iter().enumerate() {
+                join(&mut world, rank, Duration::from_secs(deadline), now);
+            }
+            let told = world.actions().into_iter().find_map(|action| match action {
+                Action::Send(_, ToRank::Start { silence, .. }) => Some(silence),
+                _ => None,
+            });
+            assert_eq!(told, Some(Duration::from_secs(silence)));
+            // Only rank 0 is heard of.
+            for beat in 0..=BEATS {
+                assert_eq!(world.failure(), None, "{beat}");
+                world.hear(Rank::ROOT, FromRank::Pong, now).unwrap();
+                world.pass(now + (beat + 1) * Duration::from_secs(silence) / BEATS);
+            }
+            assert_eq!(world.lost(), [(Rank::new(1), format!("not heard of for {silence}s"))]);
+        }
     }
 }
