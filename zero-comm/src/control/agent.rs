@@ -209,6 +209,7 @@ impl Line {
             }
             ToRank::Verdict(failure) => standing.settle(failure),
             ToRank::Finished { rank, order, begun } => standing.note_finish(rank, Finish { order, begun }),
+            ToRank::Forget(group) => standing.forget(group),
             // Whoever hosts the coordinator shows it.
             ToRank::Flight(report) => tracing::debug!("{report}"),
             // Said before the start only.

@@ -138,16 +138,6 @@ pub enum Refusal {
         second: SocketAddr,
     },
 
-    /// The process has joined before.
-    #[error(
-        "this process has joined the world of its launcher as {rank} already, and that can be joined once; do all \
-         that the ranks do together in one run"
-    )]
-    Again {
-        /// Which rank.
-        rank: Rank,
-    },
-
     /// Not all ranks run the same build.
     #[error("{rank} runs build {theirs:?}, but {other} runs {ours:?}; run one build everywhere")]
     Build {
@@ -159,6 +149,16 @@ pub enum Refusal {
         other: Rank,
         /// The build of that.
         ours: String,
+    },
+
+    /// The process has joined before.
+    #[error(
+        "this process has joined the world of its launcher as {rank} already, and that can be joined once; do all \
+         that the ranks do together in one run"
+    )]
+    Again {
+        /// Which rank.
+        rank: Rank,
     },
 
     /// Not all ranks came before the deadline.

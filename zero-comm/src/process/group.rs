@@ -121,7 +121,9 @@ impl Group {
             }
         };
         let windows = Arc::default();
-        around.fabric.serve(id, Arc::clone(&windows));
+        if seats.len() < members.len() {
+            around.fabric.serve(id, Arc::clone(&windows));
+        }
         Ok(Arc::new(Self {
             around: Arc::clone(around),
             id,
@@ -158,7 +160,13 @@ impl Group {
 
     /// Whether some members share no memory with this one.
     pub(crate) fn has_members_elsewhere(&self) -> bool {
-        self.shared.as_ref().is_none_or(|shared| shared.seats.len() < self.members.len())
+        let here = self.shared.as_ref().map_or(1, |shared| shared.seats.len());
+        here < self.members.len()
+    }
+
+    /// Whether it is `windows` that some member reads.
+    pub(crate) fn shows_windows(&self) -> bool {
+        self.shared.is_none() || self.has_members_elsewhere()
     }
 
     /// Where messages to, or from, the member at `peer` pass.
@@ -314,7 +322,12 @@ impl Shared {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        self.standing().recorder().leave(self.id);
+        let standing = self.standing();
+        standing.recorder().leave(self.id);
+        if self.has_members_elsewhere() {
+            // They may go on reading what this member shows.
+            standing.leave(self.id, self.members.len());
+        }
     }
 }
 

@@ -298,6 +298,7 @@ impl ProcessWorld {
             Some(mpi) => Arc::clone(mpi) as Arc<dyn Fabric>,
             None => fabric,
         };
+        standing.attach(&fabric);
         let around = Arc::new(Surroundings {
             standing: Arc::clone(standing),
             fabric: Arc::clone(&fabric),

@@ -25,6 +25,10 @@ impl Service {
         lock(&self.windows).insert(group, windows);
     }
 
+    pub(super) fn forget(&self, group: GroupId) -> Option<Arc<Windows>> {
+        lock(&self.windows).remove(&group)
+    }
+
     /// Answers requests until the reader closes the connection.
     ///
     /// # Errors

@@ -1,6 +1,6 @@
 //! A world as its coordinator sees it: what it decides when something is heard or time passes. No I/O.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ use super::super::message::{FromRank, Hello, ToRank};
 use super::inquiry::{Answer, Inquiry};
 use crate::LossCause;
 use crate::failure::Failure;
-use crate::flight::{Begun, FlightReport};
+use crate::flight::{Begun, FlightReport, GroupId};
 use crate::process::{Notice, TimedOut};
 
 /// Names a connection.
@@ -63,6 +63,8 @@ struct Running {
     silence: Duration,
     beat: Option<Instant>,
     finishes: usize,
+    /// Who has dropped a group that others have not dropped yet.
+    left: HashMap<GroupId, BTreeSet<Rank>>,
     inquiry: Option<Inquiry>,
     verdict: Option<Failure>,
     report: Option<FlightReport>,
@@ -233,6 +235,15 @@ impl World {
                 }
             }
             FromRank::Notice(Notice::Finished(begun)) => self.finish(rank, begun),
+            FromRank::Notice(Notice::Left { group, members }) => {
+                let left = running.left.entry(group).or_default();
+                left.insert(rank);
+                if left.len() >= members {
+                    let lines = running.left.remove(&group).into_iter().flatten();
+                    let lines = lines.filter_map(|rank| self.seats[rank.index()].as_ref()?.line).collect();
+                    self.actions.push(Action::Send(lines, ToRank::Forget(group)));
+                }
+            }
             FromRank::Notice(Notice::Failed(failure)) => self.decide(failure, now),
             FromRank::Notice(Notice::TimedOut(timed_out)) => {
                 // Whoever says so later says nothing new.
@@ -339,6 +350,7 @@ impl World {
             silence,
             beat: now.checked_add(silence / BEATS),
             finishes: 0,
+            left: HashMap::new(),
             inquiry: None,
             verdict: None,
             report: None,
@@ -490,6 +502,23 @@ mod tests {
         world.hear(Rank::ROOT, FromRank::Notice(Notice::Ready), now).unwrap();
         world.hear(Rank::ROOT, FromRank::Notice(Notice::Ready), now).unwrap_err();
         assert!(!starts(&mut world));
+    }
+
+    #[test]
+    fn a_group_that_all_members_have_dropped_is_forgotten_by_them() {
+        let (mut world, now) = (joined(3), Instant::now());
+        world.actions();
+        let mut leave = |rank, group| {
+            let left = Notice::Left { group, members: 2 };
+            world.hear(Rank::new(rank), FromRank::Notice(left), now).unwrap();
+            world.actions()
+        };
+        let (first, second) = (GroupId::WORLD.child(1, 0), GroupId::WORLD.child(2, 0));
+        assert_eq!(leave(2, first), []);
+        assert_eq!(leave(2, first), []);
+        assert_eq!(leave(0, second), []);
+        assert_eq!(leave(0, first), [Action::Send(vec![0, 2], ToRank::Forget(first))]);
+        assert_eq!(leave(1, second), [Action::Send(vec![0, 1], ToRank::Forget(second))]);
     }
 
     #[test]

@@ -46,8 +46,8 @@ impl SharedFile {
     pub(crate) fn set_length(&self, length: u64) -> io::Result<()> {
         if let Some(limit) = getrlimit(Resource::Fsize).current.filter(|limit| *limit < length) {
             return Err(io::Error::other(format!(
-                "files may have {limit} bytes (`ulimit -f`), and the file that it is takes addresses for \
-                 {length}, though little memory; raise that limit to `unlimited`"
+                "files may have {limit} bytes at most, and the memory is a file of {length}, though few of them \
+                 are used; lift that limit (`ulimit -f unlimited`)"
             )));
         }
         Ok(ftruncate(&self.0, length)?)
