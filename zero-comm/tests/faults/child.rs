@@ -2,8 +2,10 @@
 
 use std::env;
 use std::error::Error;
-use std::fs;
+use std::fs::File;
 use std::io::{self, Write};
+use std::iter;
+use std::mem;
 use std::net::TcpListener;
 use std::path::PathBuf;
 use std::process;
@@ -89,6 +91,11 @@ pub(crate) enum Scenario {
     OtherOperation,
     OtherType,
     OtherLength,
+    /// One joins with so few files left.
+    JoinWithout {
+        victim: usize,
+        files: usize,
+    },
     /// All make groups, one without files for many.
     LackFiles {
         victim: usize,
@@ -136,6 +143,10 @@ fn be(plan: &RankPlan) {
         Some(host) => world.with_host(host),
         None => world,
     };
+    match plan.scenario {
+        Scenario::JoinWithout { victim, files } if plan.rank == victim => leave_files_for(files),
+        _ => {}
+    }
     let outcome = world.run(|comm| {
         comm.set_deadline(plan.deadline);
         act(&comm, plan.scenario)
@@ -234,11 +245,12 @@ fn act(comm: &Arc<dyn Communicator>, scenario: Scenario) -> Result<(), Box<dyn E
 }
 
 /// Lets this process open only so many files more.
-fn leave_files_for(few: u64) {
-    let open = fs::read_dir("/proc/self/fd").unwrap();
-    let last: Option<u64> = open.filter_map(|file| file.unwrap().file_name().to_str()?.parse().ok()).max();
-    let limit = Rlimit { current: last.map(|last| last + 1 + few), ..getrlimit(Resource::Nofile) };
+fn leave_files_for(few: usize) {
+    let limit = Rlimit { current: Some(200), ..getrlimit(Resource::Nofile) };
     setrlimit(Resource::Nofile, limit).unwrap();
+    let mut open: Vec<_> = iter::from_fn(|| File::open("/dev/null").ok()).collect();
+    open.truncate(open.len().checked_sub(few).unwrap());
+    mem::forget(open);
 }
 
 fn sum<T: zero_comm::Element>(comm: &Arc<dyn Communicator>, ones: &mut [T]) -> Result<(), CommError> {

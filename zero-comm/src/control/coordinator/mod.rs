@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 use zero_core::{Rank, WorldSize};
 
 use super::frame::{self, MAX_FROM_RANK, MAX_TO_RANK};
+use super::join_error::Refusal;
 use super::message::{FromRank, Hello, PURPOSE};
 use super::{Host, Reception, Timed, Token};
 use crate::flight::FlightReport;
@@ -157,6 +158,11 @@ impl Coordinator {
     /// The rank that the failure originates from, if there is one and that can be told.
     pub fn blamed(&self) -> Option<Rank> {
         lock(&self.world).blamed()
+    }
+
+    /// Why the world cannot begin any more, if it did not.
+    pub(crate) fn refusal(&self) -> Option<Refusal> {
+        lock(&self.world).refusal().cloned()
     }
 
     /// Whether all ranks have joined.
