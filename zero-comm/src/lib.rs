@@ -49,7 +49,8 @@
 //! - `mpi`: how hosts reach each other over MPI (feature `mpi`).
 //! - `nccl`: `NcclCommunicator`, devices that NVIDIA's NCCL connects (feature `nccl`).
 //! - `panic`: [`panic_message`], what a panic said.
-//! - `lock`, `network`, `text`: locks, the way to hosts, and texts of bounded length.
+//! - `lock`, `network`, `open_files`, `text`: locks, the way to hosts, the limit of sockets, and texts of bounded
+//!   length.
 //! - `conformance`: what every backend must pass (feature `conformance`).
 //!
 //! # Features
@@ -96,6 +97,7 @@ mod mpi;
 mod nccl;
 mod network;
 mod op;
+mod open_files;
 mod panic;
 mod process;
 mod reading;

@@ -6,6 +6,8 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::open_files;
+
 /// The shortest time that the system takes for a limit.
 const LEAST: Duration = Duration::from_millis(1);
 
@@ -25,12 +27,13 @@ fn look_up(host: impl ToSocketAddrs + Send + 'static, limit: Duration) -> io::Re
         let _ = found.send(host.to_socket_addrs().map(Iterator::collect));
     };
     thread::Builder::new().name("zero-comm-resolve".to_owned()).spawn(look)?;
-    let addresses: Vec<_> = answer.recv_timeout(limit).map_err(|error| match error {
+    let addresses: io::Result<Vec<_>> = answer.recv_timeout(limit).map_err(|error| match error {
         RecvTimeoutError::Timeout => {
             io::Error::new(io::ErrorKind::TimedOut, format!("the name was not resolved within {limit:?}"))
         }
         RecvTimeoutError::Disconnected => io::Error::other("the name could not be resolved"),
-    })??;
+    })?;
+    let addresses = addresses.map_err(open_files::advised)?;
     if addresses.is_empty() {
         return Err(io::Error::new(io::ErrorKind::NotFound, "the host has no address"));
     }
@@ -47,7 +50,12 @@ pub(crate) fn connect(addresses: &[SocketAddr], limit: Duration) -> io::Result<T
         let share = limit.saturating_sub(start.elapsed()) / others;
         match TcpStream::connect_timeout(address, share.max(LEAST)) {
             Ok(stream) => return Ok(stream),
-            Err(error) => failure = error,
+            Err(error) => {
+                failure = open_files::advised(error);
+                if open_files::are_exhausted(&failure) {
+                    break;
+                }
+            }
         }
     }
     Err(failure)

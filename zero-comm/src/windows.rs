@@ -24,6 +24,10 @@ impl Windows {
         drop(old);
     }
 
+    pub(crate) fn is_empty(&self) -> bool {
+        lock(&self.0).is_empty()
+    }
+
     /// The region to copy from; holding it keeps it, whatever the owner does.
     pub(crate) fn get(&self, key: WindowKey) -> Option<Arc<dyn Region>> {
         lock(&self.0).get(&key).cloned()

@@ -476,6 +476,9 @@ fn an_incomplete_set_is_refused_with_what_is_missing_and_found() {
         (&[&MPICH[1..2]], "PMI_RANK is missing"),
         (&[&MVAPICH[1..]], "MV2_COMM_WORLD_RANK is missing"),
         (&[&SRUN[1..]], "SLURM_JOB_ID is missing"),
+        (&[&SRUN[2..]], "SLURM_JOB_ID, SLURM_STEP_ID are missing"),
+        (&[&[("SLURM_PROCID", "1")]], "SLURM_JOB_ID, SLURM_STEP_ID, SLURM_NTASKS, SLURM_LOCALID are missing"),
+        (&[&[("SLURM_NTASKS", "2")]], "SLURM_JOB_ID, SLURM_STEP_ID, SLURM_PROCID, SLURM_LOCALID are missing"),
         (&[&SRUN[..2]], "SLURM_PROCID, SLURM_STEP_NUM_TASKS are missing"),
         (&[&SRUN[..3], &SRUN[4..]], "SLURM_LOCALID is missing"),
         (&[&SRUN[..9]], "SLURM_JOB_NODELIST is missing"),
@@ -489,6 +492,23 @@ fn an_incomplete_set_is_refused_with_what_is_missing_and_found() {
             assert!(text.contains(&format!("{name}={value:?}")), "{name}: {text}");
         }
     }
+}
+
+#[test]
+fn more_ranks_than_there_can_be_are_a_typing_error() {
+    let sets: [Set<'_>; 3] = [
+        &[("RANK", "0"), ("WORLD_SIZE", "65537"), ("LOCAL_RANK", "0")],
+        &[("RANK", "0"), ("WORLD_SIZE", "99999999999"), ("LOCAL_RANK", "0")],
+        &[("OMPI_COMM_WORLD_RANK", "0"), ("OMPI_COMM_WORLD_SIZE", "70000")],
+    ];
+    for set in sets {
+        let error = error(&[set, MASTER]);
+        let (name, value) = set[1];
+        let expected = format!("{name}={value:?} is not a number of ranks, 1 to 65536;");
+        assert!(error.to_string().starts_with(&expected), "{error}");
+    }
+    let most: Set<'_> = &[("RANK", "0"), ("WORLD_SIZE", "65536"), ("LOCAL_RANK", "0")];
+    assert_eq!(launch(&[most, MASTER]).world_size.get(), 65_536);
 }
 
 #[test]

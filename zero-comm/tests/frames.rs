@@ -121,7 +121,7 @@ proptest! {
     }
 
     #[test]
-    fn lists_that_announce_much_are_read(tag in 0_u8..9, head in vec(0_u8..4, 0..20), lists in 1_usize..5) {
+    fn lists_that_announce_much_are_read(tag in 0_u8..10, head in vec(0_u8..4, 0..20), lists in 1_usize..5) {
         let mut bytes = vec![tag];
         bytes.extend(head);
         for _ in 0..lists {

@@ -758,8 +758,9 @@ fn ranks_that_do_not_join_before_the_deadline_for_that_are_named() {
     let job = Job::new();
     let script = r#"[ "$RANK" = 1 ] && exec sleep 1000
         exec "$JOINER" --exact a_rank_that_joins_in_vain --ignored"#;
-    let mut command = job.command(&["-n", "2", "--join-deadline", "0.2"], script);
+    let mut command = job.command(&["-n", "2", "--join-deadline", "2"], script);
     let outcome = finish(command.env("JOINER", env::current_exe().unwrap()).spawn().unwrap());
-    assert_eq!(outcome.code, Some(7), "{}", outcome.stderr());
-    assert!(outcome.stderr().contains("rank 1 did not join within 200ms"), "{}", outcome.stderr());
+    assert_eq!(outcome.code, Some(1), "{}", outcome.stderr());
+    assert!(outcome.report().starts_with("zero-run: rank 1 failed first: did not join within 2s\n"));
+    assert!(outcome.report().contains("  rank 0: stopped because of rank 1\n"), "{}", outcome.stderr());
 }

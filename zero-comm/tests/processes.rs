@@ -13,8 +13,8 @@ use std::time::Duration;
 
 use zero_comm::conformance::{self, Harness};
 use zero_comm::{
-    CommError, Communicator, Coordinator, CoordinatorOptions, LossCause, Meeting, ProcessWorld, Token,
-    WorldError,
+    CommError, Communicator, CommunicatorExt, ConnectError, Coordinator, CoordinatorOptions, LossCause,
+    Meeting, ProcessWorld, ReduceOp, Token, WindowKey, WorldError,
 };
 use zero_core::{Rank, WorldSize};
 
@@ -62,6 +62,14 @@ fn run(world: &ProcessWorld, deadline: Duration, f: &(dyn Fn(Arc<dyn Communicato
 }
 
 #[test]
+fn a_world_of_more_ranks_than_there_can_be_is_refused() {
+    let size = WorldSize::new(99_999_999_999).unwrap();
+    let meeting = Meeting::Bind { host: "127.0.0.1".to_owned(), port: 1 };
+    let refused = ProcessWorld::new(Rank::ROOT, size, meeting).connect().unwrap_err();
+    assert!(matches!(refused, ConnectError::TooManyRanks { .. }), "{refused}");
+}
+
+#[test]
 fn ranks_of_one_host_conform() {
     conformance::all(&Hosts(|_| 0));
 }
@@ -79,6 +87,32 @@ fn ranks_in_order_over_hosts_conform() {
 #[test]
 fn ranks_dealt_out_over_hosts_conform() {
     conformance::all(&Hosts(|rank| rank % 2));
+}
+
+#[test]
+fn windows_of_a_group_that_all_have_dropped_are_freed() {
+    for hosts in [Hosts(|rank| rank), Hosts(|rank| rank / 2)] {
+        hosts.run(WorldSize::new(3).unwrap(), Duration::from_secs(60), &|comm| {
+            // Group by group, so that none is freed by the end of all.
+            for _ in 0..3 {
+                let group = comm.split(Some(0), 0, "group").unwrap().unwrap();
+                let window = Arc::new(vec![7_u8; 1 << 20]);
+                let exposed = Arc::downgrade(&window);
+                group.expose(WindowKey::new(1), window).unwrap();
+                group.fence("exposed").unwrap();
+                let (peer, mut bytes) = (Rank::new((comm.rank().index() + 1) % 3), vec![0; 1 << 20]);
+                group.read(peer, WindowKey::new(1), 0, &mut bytes, "window").unwrap();
+                group.fence("read").unwrap();
+                drop(group);
+                // The members tell each other, which takes a while.
+                let is_left = || i32::from(exposed.strong_count() > 0);
+                let mut looks = 0..1_000_000;
+                while comm.all_reduce_value(is_left(), ReduceOp::Max, "left").unwrap() > 0 {
+                    looks.next().expect("the window is never freed");
+                }
+            }
+        });
+    }
 }
 
 /// A process that is one rank of each world, which meets the others by files of a folder.

@@ -99,6 +99,7 @@ pub const PROPERTIES: &[(&str, Property)] = properties! {
         a_read_needs_no_help,
         reads_after_a_fence_see_what_was_exposed_before,
         an_empty_window_leaves_others_alone,
+        a_rank_that_drops_a_group_leaves_its_windows,
         a_finished_rank_leaves_its_windows,
         a_read_that_cannot_be_names_the_window;
     faults:

@@ -99,6 +99,25 @@ pub fn a_read_that_cannot_be_names_the_window(harness: &dyn Harness, size: World
     });
 }
 
+/// What a rank exposed to a group can be read as long as any rank has the group.
+pub fn a_rank_that_drops_a_group_leaves_its_windows(harness: &dyn Harness, size: WorldSize) {
+    harness.run(size, PATIENT, &|comm| {
+        let mine = [comm.rank().index() as u8; 3];
+        let group = comm.split(Some(0), 0, "group").unwrap().unwrap();
+        group.expose(KEY, Arc::new(mine.to_vec())).unwrap();
+        group.fence("exposed").unwrap();
+        // All but rank 0.
+        let group = Some(group).filter(|_| comm.rank() == Rank::ROOT);
+        comm.barrier("dropped").unwrap();
+        for peer in group.iter().flat_map(|_| size.ranks()) {
+            let (mut read, group) = ([9; 3], group.as_ref().unwrap());
+            group.read(peer, KEY, 0, &mut read, "window").unwrap();
+            assert_eq!(read, [peer.index() as u8; 3]);
+        }
+        comm.barrier("read").unwrap();
+    });
+}
+
 /// What a rank exposed can be read after it has finished.
 pub fn a_finished_rank_leaves_its_windows(harness: &dyn Harness, size: WorldSize) {
     let last = Rank::new(size.get() - 1);

@@ -19,7 +19,7 @@ use super::{Timed, Token, tune};
 use crate::clock::FOREVER;
 use crate::failure::Failure;
 use crate::process::{Finish, Standing};
-use crate::{CommError, LossCause, lock, network};
+use crate::{CommError, LossCause, lock, network, open_files};
 
 /// How long to wait after a call that nobody answered.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -60,8 +60,12 @@ impl Connection {
     fn call(address: &str, token: &Token, (patience, until): (Duration, Instant)) -> Result<Self, JoinError> {
         let left = || until.saturating_duration_since(Instant::now());
         let address = address.to_owned();
-        let unreachable =
-            |source| JoinError::Unreachable { address: address.clone(), after: patience, source };
+        let unreachable = |source| {
+            if open_files::are_exhausted(&source) {
+                return JoinError::System { source };
+            }
+            JoinError::Unreachable { address: address.clone(), after: patience, source }
+        };
         let addresses = match network::resolve(&address, left().max(PAUSE)) {
             Ok(addresses) => addresses,
             Err(source) if source.kind() == io::ErrorKind::InvalidInput => {
@@ -100,7 +104,7 @@ impl Connection {
 
     /// Joins the world, and returns when all ranks have; `patience` is a little more than the coordinator's.
     pub(crate) fn join(self, hello: Hello, patience: Duration) -> Result<(Agent, Roster), JoinError> {
-        let system = |source| JoinError::System { source };
+        let system = |error| JoinError::System { source: open_files::advised(error) };
         let lost =
             |error: io::Error| JoinError::Lost { address: self.address.clone(), how: error.to_string() };
         let (rank, size) = (hello.rank, hello.size);
@@ -205,6 +209,7 @@ impl Line {
             }
             ToRank::Verdict(failure) => standing.settle(failure),
             ToRank::Finished { rank, order, begun } => standing.note_finish(rank, Finish { order, begun }),
+            ToRank::Forget(group) => standing.forget(group),
             // Whoever hosts the coordinator shows it.
             ToRank::Flight(report) => tracing::debug!("{report}"),
             // Said before the start only.

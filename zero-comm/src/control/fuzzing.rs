@@ -36,7 +36,8 @@ pub fn listen(bytes: &[u8]) -> usize {
 pub fn coordinate(bytes: &[u8]) -> usize {
     let Some(size) = WorldSize::new(SIZE) else { return 0 };
     let mut now = Instant::now();
-    let mut world = World::new(size, None, Duration::from_secs(60), now);
+    let deadline = Duration::from_secs(60);
+    let mut world = World::new(size, None, deadline, now);
     let mut messages = 0;
     for rank in size.ranks() {
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 1));
@@ -44,7 +45,7 @@ pub fn coordinate(bytes: &[u8]) -> usize {
         world.join(
             rank.index(),
             address,
-            Hello { rank, size, build, host, data: None, segment: None, pid: 1 },
+            Hello { rank, size, build, host, data: None, segment: None, pid: 1, deadline },
             now,
         );
     }

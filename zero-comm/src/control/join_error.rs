@@ -151,6 +151,16 @@ pub enum Refusal {
         ours: String,
     },
 
+    /// The process has joined before.
+    #[error(
+        "this process has joined the world of its launcher as {rank} already, and that can be joined once; do all \
+         that the ranks do together in one run"
+    )]
+    Again {
+        /// Which rank.
+        rank: Rank,
+    },
+
     /// Not all ranks came before the deadline.
     #[error(
         "{} did not join within {after:?}; find out why they did not start, or raise the deadline",
@@ -161,6 +171,22 @@ pub enum Refusal {
         missing: Vec<Rank>,
         /// How long the coordinator waited.
         after: Duration,
+    },
+
+    /// The coordinator can take in no more ranks.
+    #[error("the coordinator, in rank 0's process or the launcher's, can take in no more ranks: {how}")]
+    Full {
+        /// Why not.
+        how: String,
+    },
+
+    /// The process of a rank ended before it joined, as its launcher says.
+    #[error("{rank} ended before it joined its world: {how}; see what it said last")]
+    Ended {
+        /// Who.
+        rank: Rank,
+        /// How its process ended.
+        how: String,
     },
 
     /// A rank left before all had come.
@@ -175,12 +201,17 @@ pub enum Refusal {
 
 impl Refusal {
     /// The rank that is to blame if the world does not begin because of this.
-    pub(super) fn blamed(&self) -> Option<Rank> {
+    pub(crate) fn blamed(&self) -> Option<Rank> {
         match self {
             Self::Missing { missing, .. } => missing.first().copied(),
-            Self::Left { rank, .. } => Some(*rank),
-            // These concern one process, and the world goes on without it.
-            Self::Size { .. } | Self::Range { .. } | Self::Taken { .. } | Self::Build { .. } => None,
+            Self::Left { rank, .. } | Self::Ended { rank, .. } => Some(*rank),
+            // These concern one process, and the world goes on without it, or no rank.
+            Self::Size { .. }
+            | Self::Range { .. }
+            | Self::Taken { .. }
+            | Self::Again { .. }
+            | Self::Full { .. }
+            | Self::Build { .. } => None,
         }
     }
 }

@@ -9,7 +9,7 @@ use zero_core::{Rank, WorldSize};
 use super::join_error::Refusal;
 use crate::FlightRecord;
 use crate::failure::Failure;
-use crate::flight::{Begun, FlightReport, Lane};
+use crate::flight::{Begun, FlightReport, GroupId, Lane};
 use crate::process::Notice;
 
 /// The hello of both sides in the handshake of a control connection.
@@ -31,6 +31,8 @@ pub(crate) struct Hello {
     pub(crate) segment: Option<String>,
     /// The number of its process on its host.
     pub(crate) pid: u32,
+    /// How long it waits for the others to join, and its operations for other ranks.
+    pub(crate) deadline: Duration,
 }
 
 /// Who takes part in a world.
@@ -82,4 +84,6 @@ pub(super) enum ToRank {
         begun: Begun,
     },
     Flight(FlightReport),
+    /// All members have dropped the group: nobody reads its windows any more.
+    Forget(GroupId),
 }

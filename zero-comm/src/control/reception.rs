@@ -12,6 +12,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use zero_core::WorldSize;
 
 use super::{Timed, Token, handshake, tune};
+use crate::open_files;
 
 /// How long a stranger is listened to.
 pub(crate) const HANDSHAKE: Duration = Duration::from_secs(5);
@@ -36,6 +37,9 @@ pub(crate) trait Host: Send + Sync + 'static {
 
     /// Takes the connection over, on a thread of its own.
     fn take(&self, guest: Self::Guest, stream: TcpStream, address: SocketAddr);
+
+    /// Nobody can be taken in, because this process has too many open files.
+    fn lacks_files(&self, error: io::Error);
 }
 
 /// Takes connections in until it is closed. A stranger costs a thread for a while, and there are few at a time.
@@ -116,7 +120,10 @@ impl Shared {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) => {
                     tracing::warn!(%error, "could not accept a connection");
-                    // Out of file descriptors, most likely; trying on at once would not help.
+                    if open_files::are_exhausted(&error) {
+                        host.lacks_files(error);
+                    }
+                    // Trying on at once would not help.
                     thread::sleep(PAUSE);
                 }
             }

@@ -1,6 +1,6 @@
 //! Those ranks join that belong together, and nobody else.
 
-use std::io::{Read, Write};
+use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::mpsc;
 use std::thread;
@@ -35,7 +35,7 @@ fn coordinator(size: usize, deadline: Duration) -> Coordinator {
 fn hello(rank: usize, size: usize) -> Hello {
     let (rank, size) = (Rank::new(rank), world_size(size));
     let (build, host) = ("build".to_owned(), format!("host {rank}"));
-    Hello { rank, size, build, host, data: None, segment: None, pid: 1 }
+    Hello { rank, size, build, host, data: None, segment: None, pid: 1, deadline: PATIENCE }
 }
 
 fn join(coordinator: &Coordinator, hello: Hello) -> Result<(Agent, Roster), JoinError> {
@@ -119,9 +119,10 @@ fn a_second_process_of_a_rank_is_refused_and_the_first_is_not_disturbed() {
     let coordinator = coordinator(2, PATIENCE);
     thread::scope(|scope| {
         let (outcomes, outcome) = mpsc::channel();
-        for _ in 0..2 {
+        for pid in 1..=2 {
             let (outcomes, coordinator) = (outcomes.clone(), &coordinator);
-            scope.spawn(move || outcomes.send(join(coordinator, hello(0, 2))).unwrap());
+            let hello = Hello { pid, ..hello(0, 2) };
+            scope.spawn(move || outcomes.send(join(coordinator, hello)).unwrap());
         }
         // Whoever came first waits for rank 1.
         let second = refusal(outcome.recv().unwrap());
@@ -130,6 +131,25 @@ fn a_second_process_of_a_rank_is_refused_and_the_first_is_not_disturbed() {
         is_well(&outcome.recv().unwrap().unwrap().0);
         other.join().unwrap();
     });
+}
+
+#[test]
+fn a_process_that_joins_once_more_is_told_so() {
+    let coordinator = coordinator(1, PATIENCE);
+    is_well(&join(&coordinator, hello(0, 1)).unwrap().0);
+    assert_eq!(refusal(join(&coordinator, hello(0, 1))), Refusal::Again { rank: Rank::ROOT });
+}
+
+#[test]
+fn a_coordinator_of_more_ranks_than_there_can_be_is_refused() {
+    for size in [65_537, 99_999_999_999, usize::MAX] {
+        let (listener, token) = (TcpListener::bind("127.0.0.1:0").unwrap(), Token::generate().unwrap());
+        let size = world_size(size);
+        let options = CoordinatorOptions { size, token, deadline: PATIENCE, host: None };
+        let error = Coordinator::new(listener, options).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
+        assert!(error.to_string().contains("ask for 65536 at most"), "{error}");
+    }
 }
 
 #[test]

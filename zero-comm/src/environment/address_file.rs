@@ -14,6 +14,7 @@ use rustix::fs::{AtFlags, Mode, OFlags};
 use rustix::io::Errno;
 
 use super::search::{Miss, after, search};
+use crate::open_files;
 
 /// The longest address, in bytes. It may be followed by anything else that the others have to know.
 const MAX_LENGTH: u64 = 4096;
@@ -57,7 +58,7 @@ pub enum AddressFileError {
     },
 
     /// The operating system refused.
-    #[error("{path:?} cannot be {action}: {source}; set TMPDIR to a folder of your own that has room")]
+    #[error("{path:?} cannot be {action}: {source}{}", advice(source))]
     Io {
         /// The file or folder.
         path: PathBuf,
@@ -255,6 +256,11 @@ fn suspicious(path: &Path, reason: &'static str) -> AddressFileError {
     AddressFileError::Unsafe { path: path.to_owned(), reason }
 }
 
-fn failed(path: &Path, action: &'static str, source: io::Error) -> AddressFileError {
-    AddressFileError::Io { path: path.to_owned(), action, source }
+fn failed(path: &Path, action: &'static str, error: io::Error) -> AddressFileError {
+    AddressFileError::Io { path: path.to_owned(), action, source: open_files::advised(error) }
+}
+
+/// What to do where the system refuses, unless the error says that itself.
+fn advice(error: &io::Error) -> &'static str {
+    if open_files::are_exhausted(error) { "" } else { "; set TMPDIR to a folder of your own that has room" }
 }

@@ -6,6 +6,7 @@ use super::error::EnvironmentError;
 use super::launch::Launcher;
 use super::slurm;
 use super::variables::Variables;
+use crate::ProcessWorld;
 
 /// How one launcher names its variables. Where there are several names, the first that is set counts.
 struct Names {
@@ -130,6 +131,9 @@ fn nobody(variables: &Variables) -> Result<Option<Claim>, EnvironmentError> {
             return Err(EnvironmentError::NotATask { tasks, found: variables.found() });
         }
     }
+    if let Some(missing) = slurm::missing_of_task(variables) {
+        return Err(variables.partial(missing));
+    }
     match variables.first(&COMPANIONS) {
         Some(_) => Err(variables.partial(vec!["RANK", "WORLD_SIZE", "LOCAL_RANK"])),
         None => Ok(None),
@@ -173,6 +177,10 @@ impl Claim {
             return Err(variables.partial(missing));
         };
         let world = WorldSize::new(size).ok_or_else(|| variables.malformed(names[1], COUNT))?;
+        if size > ProcessWorld::MAX_RANKS {
+            let expected = format!("a number of ranks, 1 to {}", ProcessWorld::MAX_RANKS);
+            return Err(variables.malformed(names[1], expected));
+        }
         let local_rank = variables.number(names[2], INDEX)?;
         let within = |part: (&str, usize), whole: (&str, usize)| {
             if part.1 < whole.1 {

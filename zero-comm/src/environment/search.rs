@@ -1,9 +1,11 @@
 //! Looking for an address until somebody answers there.
 
+use std::error::Error;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::clock::FOREVER;
+use crate::open_files;
 
 /// Between two looks.
 const PAUSE: Duration = Duration::from_millis(20);
@@ -28,8 +30,8 @@ pub(super) enum Miss<E> {
 ///
 /// # Errors
 ///
-/// The outer error is the first of `look`.
-pub(super) fn search<T, E, F>(
+/// The outer error is the first of `look`. Without files to try again with, the search ends.
+pub(super) fn search<T, E: Error + 'static, F>(
     deadline: Instant,
     mut look: impl FnMut() -> Result<Option<String>, F>,
     mut connect: impl FnMut(&str, Duration) -> Result<T, E>,
@@ -41,9 +43,13 @@ pub(super) fn search<T, E, F>(
             match connect(&address, left()) {
                 Ok(found) => return Ok(Ok(found)),
                 Err(cause) => {
+                    let is_last = open_files::are_exhausted(&cause);
                     // A secret may follow.
                     let address = address.split_whitespace().next().unwrap_or_default().to_owned();
                     miss = Miss::Silent { address, cause };
+                    if is_last {
+                        return Ok(Err(miss));
+                    }
                 }
             }
         }

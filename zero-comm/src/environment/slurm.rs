@@ -40,6 +40,16 @@ pub(super) fn tasks_of_allocation(variables: &Variables) -> Result<Option<usize>
     if variables.has("SLURM_JOB_ID") { variables.number("SLURM_NTASKS", COUNT) } else { Ok(None) }
 }
 
+/// What a task's variables lack that are there without a job; `None` if none are there.
+///
+/// The variables of a daemon, like `SLURM_LOCALID` alone, name no task.
+pub(super) fn missing_of_task(variables: &Variables) -> Option<Vec<&'static str>> {
+    let names_task = variables.has("SLURM_PROCID") || variables.has("SLURM_NTASKS");
+    let missing = || ["SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"];
+    (names_task && !variables.has("SLURM_JOB_ID"))
+        .then(|| missing().into_iter().filter(|name| !variables.has(name)).collect())
+}
+
 /// What tells this step from all others, those of its job's earlier runs included.
 pub(super) fn job(variables: &Variables) -> Result<String, EnvironmentError> {
     let restart = restart(variables)?;

@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::search::{Miss, after, search};
-use crate::network;
+use crate::{network, open_files};
 
 /// What a client begins with.
 const MAGIC: u32 = 0x3c85_f7ce;
@@ -163,7 +163,7 @@ impl TorchStore {
             let left = deadline.saturating_duration_since(Instant::now());
             match attempt(host, port, left) {
                 Ok(stream) => break stream,
-                Err(source) if left.is_zero() => {
+                Err(source) if left.is_zero() || open_files::are_exhausted(&source) => {
                     return Err(TorchStoreError::Unreachable { address, after: patience, source });
                 }
                 Err(_) => thread::sleep(PAUSE.min(left)),

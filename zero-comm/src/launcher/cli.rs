@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use clap::Parser;
 
-use super::placement::{Host, MAX_RANKS, ranks};
-use crate::LocalWorld;
+use super::placement::{Host, ranks};
+use crate::{LocalWorld, ProcessWorld};
 
 /// Thirty years: a limit that far away still is a point in time.
 const MAX_SECONDS: f64 = 1e9;
@@ -69,7 +69,7 @@ impl LaunchOptions {
         command: impl IntoIterator<Item = OsString>,
     ) -> Result<Self, LaunchOptionsError> {
         let command: Vec<_> = command.into_iter().collect();
-        if !(1..=MAX_RANKS).contains(&ranks) {
+        if !(1..=ProcessWorld::MAX_RANKS).contains(&ranks) {
             return Err(LaunchOptionsError::Ranks { ranks });
         }
         if command.is_empty() {
@@ -93,7 +93,7 @@ impl LaunchOptions {
 #[non_exhaustive]
 pub enum LaunchOptionsError {
     /// There are no ranks, or more than anybody means.
-    #[error("a job cannot have {ranks} ranks; ask for 1 to {MAX_RANKS}")]
+    #[error("a job cannot have {ranks} ranks; ask for 1 to {}", ProcessWorld::MAX_RANKS)]
     Ranks {
         /// How many were asked for.
         ranks: usize,

@@ -81,6 +81,13 @@ impl fmt::Display for Status {
     }
 }
 
+/// What the other ranks had to do without a rank for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Fault {
+    pub(crate) at: Instant,
+    pub(crate) what: String,
+}
+
 /// All that is known about the end of a rank.
 #[derive(Clone, Debug)]
 pub(crate) struct Ending {
@@ -93,6 +100,7 @@ pub(crate) struct Ending {
     /// The last lines of its standard error.
     pub(crate) tail: Vec<String>,
     pub(crate) out_of_memory: Option<OutOfMemory>,
+    pub(crate) fault: Option<Fault>,
 }
 
 /// Whose doing the failure of a rank is, those first that explain most.
@@ -108,14 +116,43 @@ pub(crate) enum Origin {
 impl Ending {
     /// An end without explanation.
     pub(crate) fn new(place: Place, at: Instant, status: Status, asked: Option<i32>) -> Self {
-        Self { place, at, status, asked, last_words: None, tail: Vec::new(), out_of_memory: None }
+        Self {
+            place,
+            at,
+            status,
+            asked,
+            last_words: None,
+            tail: Vec::new(),
+            out_of_memory: None,
+            fault: None,
+        }
+    }
+
+    pub(crate) fn is_success(&self) -> bool {
+        self.status.is_success() && self.fault.is_none()
+    }
+
+    /// What this program ends with if this is the cause: how the process was ended by this program is not.
+    pub(crate) fn exit_code(&self) -> u8 {
+        if self.own_fault().is_some() { 1 } else { self.status.exit_code() }
+    }
+
+    /// When it failed.
+    pub(crate) fn failed_at(&self) -> Instant {
+        self.fault.as_ref().map_or(self.at, |fault| fault.at.min(self.at))
+    }
+
+    /// What the other ranks had to do without it for, unless its process ended with a failure of its own.
+    pub(crate) fn own_fault(&self) -> Option<&str> {
+        let by_itself = self.asked.is_none() && !self.status.is_success();
+        self.fault.as_ref().filter(|_| !by_itself).map(|fault| fault.what.as_str())
     }
 
     /// Whose doing it is, for a rank that failed.
     pub(crate) fn origin(&self) -> Origin {
         if self.last_words.as_ref().is_some_and(|words| words.kind == Kind::Stopped) {
             Origin::Another
-        } else if self.asked.is_some() {
+        } else if self.asked.is_some() && self.fault.is_none() {
             Origin::Launcher
         } else {
             Origin::Itself

@@ -22,7 +22,7 @@ use super::remote::News;
 use super::report::{Report, Trigger};
 use super::starter::Starter;
 use super::{coordinator, rendezvous, signals};
-use crate::Token;
+use crate::{Coordinator, Token};
 
 /// How long the others get after a failure to notice it by themselves: the library tells them within two seconds.
 const PATIENCE: Duration = Duration::from_millis(2500);
@@ -42,6 +42,8 @@ const LOOK: Duration = Duration::from_millis(20);
 pub(crate) enum Event {
     /// The process of a rank has ended.
     Ended { rank: Rank, at: Instant },
+    /// The coordinator says that the ranks' world has failed.
+    WorldFailed,
     /// An output stream of a rank is at its end.
     Closed { rank: Rank },
     /// Another machine has news of its rank.
@@ -60,7 +62,7 @@ pub(crate) fn run(cli: &LaunchOptions, places: Vec<Place>) -> Result<u8, LaunchE
     signals::listen(sender.clone()).map_err(LaunchError::Signals)?;
     let (listener, address) = rendezvous::bind(&places)?;
     let token = Token::generate().map_err(LaunchError::Random)?;
-    let coordinator = coordinator::host(listener, places.len(), &token, cli.join_deadline)?;
+    let coordinator = coordinator::host(listener, places.len(), &token, cli.join_deadline, sender.clone())?;
     let folder = tempfile::Builder::new()
         .prefix("zero-run-")
         .permissions(Permissions::from_mode(0o700))
@@ -81,7 +83,9 @@ pub(crate) fn run(cli: &LaunchOptions, places: Vec<Place>) -> Result<u8, LaunchE
         kills: Kills::now(),
         grace: cli.grace,
         deadline: cli.deadline.and_then(|after| Instant::now().checked_add(after)),
+        coordinator: &coordinator,
         patience: None,
+        is_in_doubt: false,
         interrupts: 0,
         is_ending: false,
         trigger: None,
@@ -106,7 +110,7 @@ pub(crate) fn run(cli: &LaunchOptions, places: Vec<Place>) -> Result<u8, LaunchE
 }
 
 /// The ranks, and how far they are on their way to the end.
-struct Job {
+struct Job<'a> {
     // Before the guard: when a job is dropped before its end, its ranks are killed and waited for first.
     ranks: Vec<RankProcess>,
     guard: Guard,
@@ -115,15 +119,19 @@ struct Job {
     kills: Kills,
     grace: Option<Duration>,
     deadline: Option<Instant>,
+    coordinator: &'a Coordinator,
     /// Until when the others may end by themselves after a failure.
     patience: Option<Instant>,
+    /// Whether the world has failed for the lack of ranks of which nothing else is known yet. A process that goes
+    /// without a word may have come to its end.
+    is_in_doubt: bool,
     interrupts: usize,
     /// Whether the ranks have been asked to end.
     is_ending: bool,
     trigger: Option<Trigger>,
 }
 
-impl Job {
+impl Job<'_> {
     /// Waits until all ranks are over, and ends them when it is time.
     fn wait(&mut self) {
         while !self.ranks.iter().all(RankProcess::is_over) {
@@ -148,6 +156,10 @@ impl Job {
                 let limit = at + self.grace.unwrap_or(GRACE_AFTER_FAILURE);
                 self.ranks[rank.index()].leader_ended(at, limit, self.kills);
             }
+            Event::WorldFailed if self.is_ending => {}
+            // A rank that is not there for the others has not done its part, however its process ends.
+            Event::WorldFailed if !self.coordinator.has_begun() => self.blame_lost(Instant::now()),
+            Event::WorldFailed => self.is_in_doubt = true,
             Event::Closed { rank } => self.ranks[rank.index()].stream_closed(Instant::now()),
             Event::Told { rank, at, news } => self.ranks[rank.index()].told(at, news),
             Event::Signal(signal) if signals::asks_for_end(signal) => self.end_by_signal(signal),
@@ -174,12 +186,25 @@ impl Job {
     /// Does what is due.
     fn advance(&mut self, now: Instant) {
         let is_due = |at: Option<Instant>| at.is_some_and(|at| at <= now);
-        if !self.is_ending && self.has_failed() {
+        if !self.is_ending {
+            for rank in &mut self.ranks {
+                if let Some((rank, how)) = rank.take_end() {
+                    self.coordinator.note_end(rank, &how);
+                }
+            }
+        }
+        if !self.is_ending && (self.has_failed() || self.is_in_doubt) {
             if self.patience.is_none() {
                 self.patience = Some(now + PATIENCE);
             } else if is_due(self.patience) {
-                self.is_ending = true;
-                self.ask(SIGTERM, GRACE_AFTER_FAILURE);
+                if std::mem::take(&mut self.is_in_doubt) {
+                    self.blame_lost(now);
+                }
+                self.patience = None;
+                if self.has_failed() {
+                    self.is_ending = true;
+                    self.ask(SIGTERM, GRACE_AFTER_FAILURE);
+                }
             }
         } else if is_due(self.deadline) && self.begin_end(Trigger::Deadline) {
             self.ask(SIGTERM, GRACE_AFTER_FAILURE);
@@ -219,7 +244,19 @@ impl Job {
     }
 
     fn has_failed(&self) -> bool {
-        self.ranks.iter().filter_map(RankProcess::ending).any(|ending| !ending.status.is_success())
+        self.ranks.iter().any(RankProcess::has_failed)
+    }
+
+    /// Takes it for a failure of those ranks that the others have to do without them, unless their process came to its
+    /// end when the world had begun: that is up to them.
+    fn blame_lost(&mut self, now: Instant) {
+        let has_begun = self.coordinator.has_begun();
+        for (rank, how) in self.coordinator.lost() {
+            let rank = &mut self.ranks[rank.index()];
+            if !has_begun || rank.ending().is_none() {
+                rank.blame(now, how);
+            }
+        }
     }
 
     fn tell_guard(&mut self) {

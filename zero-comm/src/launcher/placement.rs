@@ -5,8 +5,7 @@ use std::str::FromStr;
 
 use zero_core::{Rank, WorldSize};
 
-/// More ranks than this in one job are taken for a typing error.
-pub(crate) const MAX_RANKS: usize = 65_536;
+use crate::ProcessWorld;
 
 /// A machine of `--hosts`, and how many ranks it is to run, if that is said.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,8 +35,8 @@ impl FromStr for Host {
 /// Reads a number of ranks.
 pub(crate) fn ranks(text: &str) -> Result<usize, String> {
     match text.parse() {
-        Ok(ranks @ 1..=MAX_RANKS) => Ok(ranks),
-        _ => Err(format!("{text:?} is no number of ranks from 1 to {MAX_RANKS}")),
+        Ok(ranks @ 1..=ProcessWorld::MAX_RANKS) => Ok(ranks),
+        _ => Err(format!("{text:?} is no number of ranks from 1 to {}", ProcessWorld::MAX_RANKS)),
     }
 }
 

@@ -12,8 +12,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal};
+use zero_core::Rank;
 
-use super::ending::{Ending, Status};
+use super::ending::{Ending, Fault, Status};
 use super::error::LaunchError;
 use super::job::Event;
 use super::lines::Tail;
@@ -51,6 +52,9 @@ pub(crate) struct RankProcess {
     leader_has_ended: bool,
     group_has_ended: bool,
     ending: Option<Ending>,
+    /// Whether [`take_end`](Self::take_end) has told its end.
+    end_is_told: bool,
+    fault: Option<Fault>,
 }
 
 /// What is done next with a rank that does not end.
@@ -105,6 +109,8 @@ impl RankProcess {
             leader_has_ended: false,
             group_has_ended: false,
             ending: None,
+            end_is_told: false,
+            fault: None,
         };
         rank.attend(remote, outlets)
             .map_err(|source| LaunchError::Attend { rank: rank.place.rank, source })?;
@@ -158,6 +164,23 @@ impl RankProcess {
 
     pub(crate) fn ending(&self) -> Option<&Ending> {
         self.ending.as_ref()
+    }
+
+    /// Who it is and how its process ended, once.
+    pub(crate) fn take_end(&mut self) -> Option<(Rank, String)> {
+        let ending = self.ending.as_ref().filter(|_| !self.end_is_told)?;
+        self.end_is_told = true;
+        Some((self.place.rank, ending.status.to_string()))
+    }
+
+    /// The other ranks have to do without it, because of `what` was seen of it at `at`.
+    pub(crate) fn blame(&mut self, at: Instant, what: String) {
+        self.fault.get_or_insert(Fault { at, what });
+    }
+
+    /// Whether it has failed, as far as is known yet.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.fault.is_some() || self.ending.as_ref().is_some_and(|ending| !ending.status.is_success())
     }
 
     /// When `advance` has to be called at the latest.
@@ -310,6 +333,7 @@ impl RankProcess {
         let (place, asked) = (self.place.clone(), self.asked);
         let unknown = || Ending::new(place, now, Status::Stuck, asked);
         let mut ending = self.ending.take().unwrap_or_else(unknown);
+        ending.fault = self.fault.take();
         ending.tail = self.tail.lock().unwrap_or_else(PoisonError::into_inner).lines().collect();
         ending
     }

@@ -31,8 +31,8 @@ impl Report {
 
     /// The failure that explains most: the first of a rank by itself, before ones because of other ranks.
     fn cause(&self) -> Option<&Ending> {
-        let failed = self.endings.iter().filter(|ending| !ending.status.is_success());
-        failed.min_by_key(|ending| (ending.origin(), ending.at))
+        let failed = self.endings.iter().filter(|ending| !ending.is_success());
+        failed.min_by_key(|ending| (ending.origin(), ending.failed_at()))
     }
 
     /// What this program ends with: the cause's code, and 0 only if all ranks ended with it.
@@ -42,7 +42,7 @@ impl Report {
             // As if SIGPIPE had ended it, which it does to programs that do not care.
             (Some(Trigger::Output(error)), _) if error.kind() == io::ErrorKind::BrokenPipe => 128 + 13,
             (Some(Trigger::Output(_)), None) => 1,
-            (_, Some(cause)) => cause.status.exit_code(),
+            (_, Some(cause)) => cause.exit_code(),
             (_, None) => 0,
         }
     }
@@ -65,9 +65,14 @@ impl Report {
                 None
             }
             (None, Some(cause)) => {
-                let failures = self.endings.iter().filter(|ending| !ending.status.is_success()).count();
+                let failures = self.endings.iter().filter(|ending| !ending.is_success()).count();
                 let first = if failures > 1 { " first" } else { "" };
-                lines.push(format!("{} failed{first}: {}", name(cause), cause.status));
+                let status = cause.status.to_string();
+                lines.push(format!(
+                    "{} failed{first}: {}",
+                    name(cause),
+                    cause.own_fault().unwrap_or(&status)
+                ));
                 lines.extend(details(cause).into_iter().map(|line| format!("    {line}")));
                 Some(cause.place.rank)
             }
@@ -89,6 +94,7 @@ fn name(ending: &Ending) -> String {
 /// All that is known about the cause.
 fn details(ending: &Ending) -> Vec<String> {
     let mut lines = Vec::new();
+    lines.extend(ending.own_fault().map(|_| format!("its process: {}", outcome(ending))));
     lines.extend(ending.out_of_memory.map(|hint| hint.to_string()));
     match &ending.last_words {
         Some(words) => {
@@ -114,19 +120,31 @@ fn details(ending: &Ending) -> Vec<String> {
 fn summary(ending: &Ending) -> String {
     let words = ending.last_words.as_ref();
     let message = words.and_then(|words| words.message.lines().next()).filter(|line| !line.is_empty());
-    let status = match (ending.origin(), ending.asked, words.and_then(|words| words.because_of)) {
-        (Origin::Another, _, Some(rank)) => return format!("stopped because of {rank}"),
-        (Origin::Launcher, Some(asked), _) => match ending.status {
-            Status::Signal(signal) if signal == asked => format!("ended by {}", signals::name(asked)),
-            Status::Signal(SIGKILL) => format!("killed, since it did not end after {}", signals::name(asked)),
-            _ => format!("{} after {}", ending.status, signals::name(asked)),
-        },
-        _ => ending.status.to_string(),
+    let status = match (ending.origin(), words.and_then(|words| words.because_of), ending.own_fault()) {
+        (Origin::Another, Some(rank), _) => return format!("stopped because of {rank}"),
+        (Origin::Another, None, _) => ending.status.to_string(),
+        (_, _, Some(fault)) => format!("{fault}; {}", outcome(ending)),
+        (_, _, None) => outcome(ending),
     };
     let told = message.map(str::to_owned).or_else(|| ending.out_of_memory.map(|hint| hint.to_string()));
     match told {
         Some(told) => format!("{status}: {told}"),
         None => status,
+    }
+}
+
+/// How its process ended, and whether it had been asked to.
+fn outcome(ending: &Ending) -> String {
+    let status = &ending.status;
+    match (ending.asked, status) {
+        (None, _) => status.to_string(),
+        (Some(asked), Status::Signal(signal)) if *signal == asked => {
+            format!("ended by {}", signals::name(asked))
+        }
+        (Some(asked), Status::Signal(SIGKILL)) => {
+            format!("killed, since it did not end after {}", signals::name(asked))
+        }
+        (Some(asked), _) => format!("{status} after {}", signals::name(asked)),
     }
 }
 
@@ -139,7 +157,7 @@ mod tests {
 
     use super::{Report, Trigger};
     use crate::last_words::LastWords;
-    use crate::launcher::ending::{Ending, Status};
+    use crate::launcher::ending::{Ending, Fault, Status};
     use crate::launcher::memory::OutOfMemory;
     use crate::launcher::placement::Place;
 
@@ -211,6 +229,31 @@ zero-run: rank 2 failed first: exit code 7
         );
         assert!(text.contains("    all_reduce: rank 2 is gone\n"), "{text}");
         assert!(text.ends_with("  rank 2: ended by SIGTERM\n"), "{text}");
+    }
+
+    #[test]
+    fn a_rank_that_the_others_had_to_do_without_is_the_cause_however_its_process_ended() {
+        let stopped = r#"{"kind":"stopped","message":"rank 1 is gone","because_of":1}"#;
+        for (status, asked, outcome) in [
+            (Status::Signal(9), Some(15), "killed, since it did not end after SIGTERM"),
+            (Status::Code(0), Some(15), "exit code 0 after SIGTERM"),
+            (Status::Code(0), None, "exit code 0"),
+        ] {
+            let ended = [(10, Status::Code(1), None, stopped), (9000, status, asked, "")];
+            let mut report = self::report(None, &ended);
+            let at = report.endings[0].at + Duration::from_secs(1);
+            report.endings[1].fault = Some(Fault { at, what: "not heard of for 10s".to_owned() });
+            assert_eq!(report.exit_code(), 1);
+            let expected = format!(
+                "zero-run: rank 1 failed first: not heard of for 10s\n    its process: {outcome}\n    it wrote nothing \
+                 to its standard error\n  rank 0: stopped because of rank 1\n"
+            );
+            assert_eq!(report.text(), Some(expected));
+        }
+        // A failure of its own says more.
+        let mut report = self::report(None, &[(10, Status::Code(3), None, "")]);
+        report.endings[0].fault = Some(Fault { at: report.endings[0].at, what: "gone".to_owned() });
+        assert!(report.text().unwrap().starts_with("zero-run: rank 0 failed: exit code 3\n"));
     }
 
     #[test]

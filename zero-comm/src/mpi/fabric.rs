@@ -256,6 +256,10 @@ impl Fabric for MpiFabric {
         lock(&self.board.windows).insert(group.get(), windows);
     }
 
+    fn forget(&self, group: GroupId) -> Option<Arc<Windows>> {
+        lock(&self.board.windows).remove(&group.get())
+    }
+
     fn read(
         &self,
         group: GroupId,

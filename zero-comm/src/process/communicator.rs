@@ -315,7 +315,7 @@ impl Communicator for ProcessCommunicator {
                 }
             })?;
         }
-        if self.group.has_members_elsewhere() {
+        if self.group.shows_windows() {
             self.group.windows.expose(key, region);
         }
         Ok(())

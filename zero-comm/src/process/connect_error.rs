@@ -3,9 +3,11 @@
 use std::io;
 use std::net::SocketAddr;
 
-use crate::CommError;
+use zero_core::{Rank, WorldSize};
+
 use crate::control::JoinError;
 use crate::environment::{AddressFileError, EnvironmentError, TorchStoreError};
+use crate::{CommError, ProcessWorld, open_files};
 
 /// Why a rank did not become part of a world of processes.
 #[derive(Debug, thiserror::Error)]
@@ -14,6 +16,13 @@ pub enum ConnectError {
     /// The coordinator did not let it join, or could not be reached.
     #[error(transparent)]
     Join(#[from] JoinError),
+
+    /// No world has so many ranks.
+    #[error("a world cannot have {size} ranks; ask for {} at most", ProcessWorld::MAX_RANKS)]
+    TooManyRanks {
+        /// How many there were to be.
+        size: WorldSize,
+    },
 
     /// The environment says what makes no sense.
     #[error(transparent)]
@@ -97,4 +106,25 @@ pub enum ConnectError {
     /// The ranks met, but could not connect to each other.
     #[error(transparent)]
     Comm(#[from] CommError),
+}
+
+impl ConnectError {
+    /// The rank that it originates from, if that can be told.
+    pub(super) fn blamed(&self) -> Option<Rank> {
+        match self {
+            Self::Join(JoinError::Refused(refusal)) => refusal.blamed(),
+            Self::Comm(CommError::PeerLost { rank, .. } | CommError::Aborted { rank, .. }) => Some(*rank),
+            _ => None,
+        }
+    }
+
+    /// The system did not let this process do `action`. The advice is for all but too few files, for which there is
+    /// advice of its own.
+    pub(super) fn system(action: &'static str, advice: &'static str) -> impl FnOnce(io::Error) -> Self {
+        move |error| {
+            let source = open_files::advised(error);
+            let advice = if open_files::are_exhausted(&source) { "" } else { advice };
+            Self::System { action, source, advice }
+        }
+    }
 }

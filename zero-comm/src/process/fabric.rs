@@ -72,8 +72,11 @@ pub(crate) trait Fabric: Send + Sync + Debug {
     /// The link, of index 0 and both ways, for messages from `peer`. Made once per group and peer, at the first message.
     fn receiver(&self, group: GroupId, peer: Rank, wait: &mut Wait<'_>) -> Result<Box<dyn Links>, CommError>;
 
-    /// Lets other ranks read this rank's `windows` of `group`, for as long as the fabric exists.
+    /// Lets other ranks read this rank's `windows` of `group`, until it is to forget them.
     fn serve(&self, group: GroupId, windows: Arc<Windows>);
+
+    /// Lets nobody read the windows of `group` any more, and returns them.
+    fn forget(&self, group: GroupId) -> Option<Arc<Windows>>;
 
     /// Ends what the fabric holds outside this process, once all ranks have finished, or the world has failed
     /// and is not `healthy`.

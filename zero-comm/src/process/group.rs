@@ -15,11 +15,12 @@ use super::plane::Plane;
 use super::shm::{Arena, Hall, Segment, Shape, SharedFile};
 use super::standing::Standing;
 use super::wait::Wait;
+use super::world::WITHOUT_SHARED_MEMORY;
 use crate::failure::Failure;
 use crate::flight::{GroupId, Lane};
 use crate::request::Request;
 use crate::windows::Windows;
-use crate::{CommError, lock};
+use crate::{CommError, lock, open_files};
 
 /// What a rank has of its world.
 #[derive(Debug)]
@@ -120,7 +121,9 @@ impl Group {
             }
         };
         let windows = Arc::default();
-        around.fabric.serve(id, Arc::clone(&windows));
+        if seats.len() < members.len() {
+            around.fabric.serve(id, Arc::clone(&windows));
+        }
         Ok(Arc::new(Self {
             around: Arc::clone(around),
             id,
@@ -157,7 +160,13 @@ impl Group {
 
     /// Whether some members share no memory with this one.
     pub(crate) fn has_members_elsewhere(&self) -> bool {
-        self.shared.as_ref().is_none_or(|shared| shared.seats.len() < self.members.len())
+        let here = self.shared.as_ref().map_or(1, |shared| shared.seats.len());
+        here < self.members.len()
+    }
+
+    /// Whether it is `windows` that some member reads.
+    pub(crate) fn shows_windows(&self) -> bool {
+        self.shared.is_none() || self.has_members_elsewhere()
     }
 
     /// Where messages to, or from, the member at `peer` pass.
@@ -274,10 +283,9 @@ impl Surroundings {
 
     /// Fails the world, because this rank cannot share memory with those of its host.
     fn no_shared_memory(&self, error: &io::Error, wait: &Wait<'_>) -> CommError {
-        let reason = format!(
-            "it cannot share memory with the other ranks of its host: {error}; to have them talk over TCP, \
-             set ZERO_SHARED_MEMORY=off, or call `without_shared_memory`"
-        );
+        // TCP would need still more files.
+        let otherwise = if open_files::are_exhausted(error) { "" } else { WITHOUT_SHARED_MEMORY };
+        let reason = format!("it cannot share memory with the other ranks of its host: {error}{otherwise}");
         let failure = self.standing.fail(Failure::Aborted { rank: self.standing.rank(), reason });
         failure.error(wait.operation().kind, wait.operation().label)
     }
@@ -314,7 +322,12 @@ impl Shared {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        self.standing().recorder().leave(self.id);
+        let standing = self.standing();
+        standing.recorder().leave(self.id);
+        if self.has_members_elsewhere() {
+            // They may go on reading what this member shows.
+            standing.leave(self.id, self.members.len());
+        }
     }
 }
 

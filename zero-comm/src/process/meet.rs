@@ -6,13 +6,16 @@ use std::time::{Duration, Instant};
 use zero_core::{Rank, WorldSize};
 
 use super::connect_error::ConnectError;
-use crate::control::{Connection, Coordinator, CoordinatorOptions, Token};
+use crate::control::{Connection, Coordinator, CoordinatorOptions, JoinError, Token};
 #[cfg(feature = "mpi")]
 use crate::environment::Launch;
 use crate::environment::{AddressFile, Meeting, TorchStore};
 #[cfg(feature = "mpi")]
 use crate::mpi::MpiFabric;
-use crate::network;
+use crate::{network, open_files};
+
+/// How long rank 0 waits for an answer of the coordinator that it hosts before it looks whether there will be one.
+const OWN_CALL: Duration = Duration::from_millis(500);
 
 /// A rank's line to the coordinator.
 #[derive(Debug)]
@@ -90,7 +93,12 @@ impl Seeker {
 
     /// Hosts the coordinator at `port` of `interface`.
     fn host(&self, interface: IpAddr, port: u16, token: Token) -> Result<Met, ConnectError> {
-        let bind = |source| ConnectError::Bind { address: SocketAddr::new(interface, port), source };
+        let bind = |source| {
+            if open_files::are_exhausted(&source) {
+                return ConnectError::system("listen for the other ranks", "")(source);
+            }
+            ConnectError::Bind { address: SocketAddr::new(interface, port), source }
+        };
         let listener = TcpListener::bind((interface, port)).map_err(bind)?;
         let options = CoordinatorOptions {
             size: self.size,
@@ -99,7 +107,21 @@ impl Seeker {
             host: Some(Rank::ROOT),
         };
         let coordinator = Coordinator::new(listener, options).map_err(bind)?;
-        let connection = Connection::connect(&coordinator.address().to_string(), &token, self.patience)?;
+        let (address, start) = (coordinator.address().to_string(), Instant::now());
+        let connection = loop {
+            let left = self.patience.saturating_sub(start.elapsed());
+            match Connection::connect(&address, &token, left.min(OWN_CALL)) {
+                // It may have no file left to answer with.
+                Err(JoinError::Unreachable { source, .. }) => match coordinator.refusal() {
+                    Some(refusal) => return Err(JoinError::from(refusal).into()),
+                    None if left <= OWN_CALL => {
+                        return Err(JoinError::Unreachable { address, after: self.patience, source }.into());
+                    }
+                    None => {}
+                },
+                outcome => break outcome?,
+            }
+        };
         Ok(Met { connection, coordinator: Some(coordinator), told: None })
     }
 

@@ -2,14 +2,16 @@
 
 use std::fmt;
 use std::sync::mpsc::Sender;
-use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, Weak};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use zero_core::{Rank, WorldSize};
 
+use super::fabric::Fabric;
 use crate::failure::Failure;
-use crate::flight::{Begun, Lane, Recorder};
+use crate::flight::{Begun, GroupId, Lane, Recorder};
 use crate::{CommError, OpKind, lock, text};
 
 /// How long a rank waits for the coordinator to say what the world's first failure was. After that it goes
@@ -27,6 +29,8 @@ pub(crate) enum Notice {
     TimedOut(TimedOut),
     /// This rank will begin no more operations. How many it began, by lane.
     Finished(Begun),
+    /// This rank has dropped a group of so many members.
+    Left { group: GroupId, members: usize },
 }
 
 /// An operation that not all its ranks have come to.
@@ -79,6 +83,8 @@ pub(crate) struct Standing {
     /// Whether this rank has said that it has finished.
     left: OnceLock<()>,
     notices: Mutex<Option<Sender<Notice>>>,
+    /// What serves this rank's windows.
+    fabric: OnceLock<Weak<dyn Fabric>>,
     lock: Mutex<()>,
     changed: Condvar,
 }
@@ -96,6 +102,7 @@ impl Standing {
             started: OnceLock::new(),
             left: OnceLock::new(),
             notices: Mutex::new(Some(notices)),
+            fabric: OnceLock::new(),
             lock: Mutex::new(()),
             changed: Condvar::new(),
         })
@@ -196,6 +203,30 @@ impl Standing {
     /// Waits until all ranks have finished or the world has failed, as it does when one falls silent.
     pub(crate) fn linger(&self) {
         self.wait_until(Duration::MAX, || self.is_over());
+    }
+
+    /// Takes note of what serves this rank's windows. Only the first call counts.
+    pub(crate) fn attach(&self, fabric: &Arc<dyn Fabric>) {
+        let _ = self.fabric.set(Arc::downgrade(fabric));
+    }
+
+    /// Says that this rank has dropped `group`, which has so many `members`.
+    pub(crate) fn leave(&self, group: GroupId, members: usize) {
+        self.post(Notice::Left { group, members });
+    }
+
+    /// For the agent: all members have dropped `group`.
+    pub(crate) fn forget(&self, group: GroupId) {
+        let Some(fabric) = self.fabric.get().and_then(Weak::upgrade) else { return };
+        let Some(windows) = fabric.forget(group) else { return };
+        if windows.is_empty() {
+            return;
+        }
+        // A region may do anything when it goes, and the coordinator waits for answers meanwhile.
+        let go = move || drop(windows);
+        if let Err(error) = thread::Builder::new().name("zero-comm-forget".to_owned()).spawn(go) {
+            tracing::debug!(%error, "no thread to drop windows, so the agent did");
+        }
     }
 
     /// Whether all ranks have finished or the world has failed.

@@ -16,6 +16,7 @@ use super::host_id::host_id;
 use super::meet::{Met, Seeker};
 use super::presence::Presence;
 use super::shm::SharedFile;
+use super::standing::Standing;
 use super::wait::{Operation, Wait};
 use crate::control::{Agent, Coordinator, Hello, Roster, Token};
 #[cfg(feature = "mpi")]
@@ -26,7 +27,7 @@ use crate::flight::GroupId;
 use crate::last_words::{Kind, LastWords};
 #[cfg(feature = "mpi")]
 use crate::mpi::MpiFabric;
-use crate::tcp::TcpFabric;
+use crate::tcp::{TcpFabric, Unstarted};
 use crate::{Communicator, LocalWorld, LossCause, OpKind, RankFailure, WorldError, panic_message};
 
 /// A world of processes, of which this one is one rank.
@@ -50,8 +51,11 @@ pub struct ProcessWorld {
     mpi: Option<Arc<MpiFabric>>,
 }
 
+const LISTEN: &str = "listen for the other ranks";
+const SHARE_MEMORY: &str = "share memory with the ranks of this host";
+
 /// What to do where memory cannot be shared.
-const WITHOUT_SHARED_MEMORY: &str =
+pub(super) const WITHOUT_SHARED_MEMORY: &str =
     "; set ZERO_SHARED_MEMORY=off, or call `without_shared_memory`, to have them talk over TCP";
 
 /// What a rank keeps as long as others may need it.
@@ -65,6 +69,9 @@ pub(crate) struct Backstage {
 }
 
 impl ProcessWorld {
+    /// The most ranks that there can be: more are taken for a typing error.
+    pub const MAX_RANKS: usize = 65_536;
+
     /// Rank `rank` of `size`, which meets the others as `meeting` says.
     pub fn new(rank: Rank, size: WorldSize, meeting: Meeting) -> Self {
         Self {
@@ -180,7 +187,8 @@ impl ProcessWorld {
         F: FnOnce(Arc<dyn Communicator>) -> Result<T, E>,
     {
         let (communicator, presence) = self.join().map_err(|source| {
-            self.leave_words(Kind::Error, &source.to_string(), None);
+            let because_of = source.blamed().filter(|rank| *rank != self.rank);
+            self.leave_words(Kind::Error, &source.to_string(), because_of);
             WorldError::Connect { rank: self.rank, source: Box::new(source) }
         })?;
         let standing = Arc::clone(presence.standing());
@@ -221,6 +229,9 @@ impl ProcessWorld {
     }
 
     fn join(&self) -> Result<(Arc<dyn Communicator>, Arc<Presence>), ConnectError> {
+        if self.size.get() > Self::MAX_RANKS {
+            return Err(ConnectError::TooManyRanks { size: self.size });
+        }
         let seeker = Seeker {
             rank: self.rank,
             size: self.size,
@@ -229,15 +240,13 @@ impl ProcessWorld {
             patience: self.deadline,
         };
         let Met { connection, coordinator, told } = self.meet(&seeker)?;
-        let system = |action, advice| move |source| ConnectError::System { action, source, advice };
-        let fabric =
-            TcpFabric::bind(connection.local_ip()?).map_err(system("listen for the other ranks", ""))?;
+        let door = TcpFabric::bind(connection.local_ip()?).map_err(ConnectError::system(LISTEN, ""))?;
         let file = match &self.host {
             None => None,
-            Some(_) => Some(
-                SharedFile::create()
-                    .map_err(system("share memory with the ranks of this host", WITHOUT_SHARED_MEMORY))?,
-            ),
+            Some(_) => {
+                let file = SharedFile::create();
+                Some(file.map_err(ConnectError::system(SHARE_MEMORY, WITHOUT_SHARED_MEMORY))?)
+            }
         };
         let hello = Hello {
             rank: self.rank,
@@ -245,41 +254,65 @@ impl ProcessWorld {
             build: self.build.clone(),
             // Nobody has the name of a host for itself.
             host: self.host.clone().unwrap_or_else(|| format!("rank {}", self.rank.index())),
-            data: Some(fabric.address()),
+            data: Some(door.address()),
             segment: file.as_ref().map(SharedFile::path),
             pid: process::id(),
+            deadline: self.deadline,
         };
         let token = connection.token().clone();
         let (agent, roster) = connection.join(hello, self.deadline)?;
         // All have found the coordinator.
         drop(told);
         let standing = Arc::clone(agent.standing());
+        let entered = self.enter(&standing, &roster, door, file, token);
+        let (fabric, group) = entered.map_err(|error| {
+            let cause = LossCause::Failed(error.to_string());
+            let first = standing.fail(Failure::Lost { rank: self.rank, cause });
+            // What this rank sees may be the consequence of what another has met with.
+            match first.blamed() {
+                Some(rank) if rank != self.rank => first.error(OpKind::Join, "").into(),
+                _ => error,
+            }
+        })?;
+        let presence = Arc::new(Presence::new(standing, Backstage { fabric, agent, coordinator }));
+        let communicator = ProcessCommunicator::new(Arc::clone(&presence), group, self.deadline);
+        Ok((Arc::new(communicator), presence))
+    }
+
+    /// Connects with the other ranks, all of which have joined.
+    fn enter(
+        &self,
+        standing: &Arc<Standing>,
+        roster: &Roster,
+        door: Unstarted,
+        file: Option<SharedFile>,
+        token: Token,
+    ) -> Result<(Arc<dyn Fabric>, Arc<Group>), ConnectError> {
         let addresses = roster.hellos.iter().map(|hello| hello.data).collect();
-        let fabric: Arc<dyn Fabric> = fabric
-            .start(Arc::clone(&standing), addresses, token)
+        let fabric: Arc<dyn Fabric> = door
+            .start(Arc::clone(standing), addresses, token)
             .map(Arc::new)
-            .map_err(system("listen for the other ranks", ""))?;
+            .map_err(ConnectError::system(LISTEN, ""))?;
         #[cfg(feature = "mpi")]
         let fabric = match &self.mpi {
             Some(mpi) => Arc::clone(mpi) as Arc<dyn Fabric>,
             None => fabric,
         };
+        standing.attach(&fabric);
         let around = Arc::new(Surroundings {
-            standing: Arc::clone(&standing),
+            standing: Arc::clone(standing),
             fabric: Arc::clone(&fabric),
-            hosts: hosts(&roster),
+            hosts: hosts(roster),
         });
         let operation = Operation { kind: OpKind::Join, label: "", sequence: 0, expected: &[] };
-        let mut wait = Wait::new(&standing, operation, self.deadline);
-        let file = self.shared_file(&around, &roster, file)?;
+        let mut wait = Wait::new(standing, operation, self.deadline);
+        let file = self.shared_file(&around, roster, file)?;
         let members = self.size.ranks().collect();
         let group = Group::form(&around, GroupId::WORLD, members, self.rank.index(), file, &mut wait)?;
         if !standing.start(self.deadline) {
             wait.check(Vec::new)?;
         }
-        let presence = Arc::new(Presence::new(standing, Backstage { fabric, agent, coordinator }));
-        let communicator = ProcessCommunicator::new(Arc::clone(&presence), group, self.deadline);
-        Ok((Arc::new(communicator), presence))
+        Ok((fabric, group))
     }
 
     fn meet(&self, seeker: &Seeker) -> Result<Met, ConnectError> {
@@ -303,12 +336,8 @@ impl ProcessWorld {
             return Ok(own);
         }
         let Some(path) = &roster.hellos[first].segment else { return Ok(own) };
-        let opened = SharedFile::open(path).map_err(|source| ConnectError::System {
-            action: "share memory with the ranks of this host",
-            source,
-            advice: WITHOUT_SHARED_MEMORY,
-        })?;
-        Ok(Some(opened))
+        let opened = SharedFile::open(path);
+        Ok(Some(opened.map_err(ConnectError::system(SHARE_MEMORY, WITHOUT_SHARED_MEMORY))?))
     }
 }
 

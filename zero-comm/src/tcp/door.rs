@@ -14,8 +14,9 @@ use super::channel::{Channel, Purpose};
 use super::service::Service;
 use crate::CommError;
 use crate::control::{self, HANDSHAKE, HandshakeError, Host, Timed, Token, tune};
-use crate::lock;
+use crate::failure::Failure;
 use crate::process::{Standing, Wait};
+use crate::{lock, open_files};
 
 /// How long to wait for a connection before the world is looked at again.
 const CALL: Duration = Duration::from_millis(500);
@@ -93,6 +94,10 @@ impl Door {
     fn call(&self, address: SocketAddr, channel: Channel, wait: &Wait<'_>) -> Result<Called, CommError> {
         let stream = match TcpStream::connect_timeout(&address, CALL.min(wait.left())) {
             Ok(stream) => stream,
+            Err(error) if open_files::are_exhausted(&error) => {
+                let operation = wait.operation();
+                return Err(self.lack_files(error).error(operation.kind, operation.label));
+            }
             Err(error) => return Ok(Err(error.into())),
         };
         let mut line =
@@ -109,6 +114,12 @@ impl Door {
             Err(error) => Err(error),
         })
     }
+
+    /// Fails the world, because this rank has no file for a connection.
+    fn lack_files(&self, error: io::Error) -> &Failure {
+        let reason = format!("it cannot connect with other ranks: {}", open_files::advised(error));
+        self.standing.fail(Failure::Aborted { rank: self.standing.rank(), reason })
+    }
 }
 
 /// What became of a call.
@@ -124,11 +135,19 @@ impl Host for Door {
 
     fn take(&self, channel: Channel, stream: TcpStream, _: SocketAddr) {
         if channel.purpose == Purpose::Windows {
-            self.service.answer(&stream);
+            match self.service.answer(&stream) {
+                Err(error) if open_files::are_exhausted(&error) => self.lacks_files(error),
+                Err(error) => tracing::warn!(%error, "could not serve a reader of windows"),
+                Ok(()) => {}
+            }
         } else {
             lock(&self.arrived).insert(channel, stream);
             self.changed.notify_all();
         }
+    }
+
+    fn lacks_files(&self, error: io::Error) {
+        self.lack_files(error);
     }
 }
 
@@ -202,7 +221,6 @@ mod tests {
 
     use super::*;
     use crate::OpKind;
-    use crate::failure::Failure;
     use crate::process::Operation;
 
     const PEER: Rank = Rank::new(1);

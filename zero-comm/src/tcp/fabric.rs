@@ -135,6 +135,10 @@ impl Fabric for TcpFabric {
         self.service.serve(group, windows);
     }
 
+    fn forget(&self, group: GroupId) -> Option<Arc<Windows>> {
+        self.service.forget(group)
+    }
+
     fn read(
         &self,
         group: GroupId,

@@ -14,4 +14,4 @@ pub(crate) mod fuzzing;
 mod links;
 mod service;
 
-pub(crate) use fabric::TcpFabric;
+pub(crate) use fabric::{TcpFabric, Unstarted};

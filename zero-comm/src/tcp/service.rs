@@ -25,25 +25,26 @@ impl Service {
         lock(&self.windows).insert(group, windows);
     }
 
+    pub(super) fn forget(&self, group: GroupId) -> Option<Arc<Windows>> {
+        lock(&self.windows).remove(&group)
+    }
+
     /// Answers requests until the reader closes the connection.
-    pub(super) fn answer(&self, stream: &TcpStream) {
+    ///
+    /// # Errors
+    ///
+    /// Those of the operating system, if it can answer none.
+    pub(super) fn answer(&self, stream: &TcpStream) -> io::Result<()> {
         let number = self.opened.fetch_add(1, Ordering::Relaxed);
-        let prepared = stream
-            .set_read_timeout(None)
-            .and_then(|()| stream.set_write_timeout(None))
-            .and_then(|()| stream.try_clone());
-        match prepared {
-            Ok(clone) => drop(lock(&self.open).insert(number, clone)),
-            Err(error) => {
-                tracing::warn!(%error, "could not serve a reader of windows");
-                return;
-            }
-        }
+        stream.set_read_timeout(None)?;
+        stream.set_write_timeout(None)?;
+        lock(&self.open).insert(number, stream.try_clone()?);
         // A reader that goes away is no failure: it has finished, or the world learns of it otherwise.
         if let Err(error) = self.answer_all(stream) {
             tracing::debug!(%error, "a reader of windows is gone");
         }
         lock(&self.open).remove(&number);
+        Ok(())
     }
 
     /// Ends all connections.
@@ -98,7 +99,7 @@ mod tests {
         reader.read_exact(&mut answer).unwrap();
         assert_eq!(ReadAnswer::decode(&answer), Some(ReadAnswer::Missing));
         service.close();
-        answering.join().unwrap();
+        answering.join().unwrap().unwrap();
         assert_eq!(reader.read(&mut answer).unwrap(), 0);
     }
 }

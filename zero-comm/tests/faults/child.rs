@@ -2,7 +2,10 @@
 
 use std::env;
 use std::error::Error;
+use std::fs::File;
 use std::io::{self, Write};
+use std::iter;
+use std::mem;
 use std::net::TcpListener;
 use std::path::PathBuf;
 use std::process;
@@ -10,6 +13,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde::{Deserialize, Serialize};
 use zero_comm::{
     CommError, Communicator, CommunicatorExt, Coordinator, CoordinatorOptions, Meeting, ProcessWorld,
@@ -87,6 +91,15 @@ pub(crate) enum Scenario {
     OtherOperation,
     OtherType,
     OtherLength,
+    /// One joins with so few files left.
+    JoinWithout {
+        victim: usize,
+        files: usize,
+    },
+    /// All make groups, one without files for many.
+    LackFiles {
+        victim: usize,
+    },
 }
 
 /// Says something to the test.
@@ -130,6 +143,10 @@ fn be(plan: &RankPlan) {
         Some(host) => world.with_host(host),
         None => world,
     };
+    match plan.scenario {
+        Scenario::JoinWithout { victim, files } if plan.rank == victim => leave_files_for(files),
+        _ => {}
+    }
     let outcome = world.run(|comm| {
         comm.set_deadline(plan.deadline);
         act(&comm, plan.scenario)
@@ -203,6 +220,18 @@ fn act(comm: &Arc<dyn Communicator>, scenario: Scenario) -> Result<(), Box<dyn E
         Scenario::Panic { .. } | Scenario::Fail { .. } | Scenario::Exit { .. } => {
             comm.barrier("waiting").unwrap_err()
         }
+        Scenario::LackFiles { victim } => {
+            if rank == victim {
+                leave_files_for(4);
+            }
+            let mut groups = Vec::new();
+            loop {
+                match comm.split(Some(0), 0, "group") {
+                    Ok(group) => groups.push(group),
+                    Err(error) => break error,
+                }
+            }
+        }
         Scenario::OtherType if is_last => unchanged(|ones: &mut [i32]| sum(comm, ones), 1, MIB / 4),
         Scenario::OtherLength if is_last => unchanged(|ones: &mut [f32]| sum(comm, ones), 1.0, MIB / 4 + 1),
         Scenario::OtherOperation if is_last => {
@@ -213,6 +242,15 @@ fn act(comm: &Arc<dyn Communicator>, scenario: Scenario) -> Result<(), Box<dyn E
     };
     say("error", &error);
     Err(error.into())
+}
+
+/// Lets this process open only so many files more.
+fn leave_files_for(few: usize) {
+    let limit = Rlimit { current: Some(200), ..getrlimit(Resource::Nofile) };
+    setrlimit(Resource::Nofile, limit).unwrap();
+    let mut open: Vec<_> = iter::from_fn(|| File::open("/dev/null").ok()).collect();
+    open.truncate(open.len().checked_sub(few).unwrap());
+    mem::forget(open);
 }
 
 fn sum<T: zero_comm::Element>(comm: &Arc<dyn Communicator>, ones: &mut [T]) -> Result<(), CommError> {

@@ -211,3 +211,56 @@ fn calls_that_do_not_fit_are_named_before_anything_moves() {
         }
     }
 }
+
+#[test]
+fn a_rank_without_files_says_so_at_once() {
+    for hosts in DISTRIBUTIONS {
+        for victim in 0..3 {
+            let mut ranks = Worlds::new(hosts, PATIENT).start(Scenario::LackFiles { victim });
+            for rank in 0..3 {
+                let error = ranks.error(rank);
+                let CommError::Aborted { rank: who, reason, .. } = &error else { panic!("got {error:?}") };
+                assert_eq!(who.index(), victim, "{error}");
+                assert!(reason.ends_with("raise the limit of open files (`ulimit -n`)"), "{error}");
+            }
+            ranks.leave_nothing();
+        }
+    }
+}
+
+#[test]
+fn a_rank_that_has_no_files_to_join_with_says_so_at_once() {
+    for hosts in [TOGETHER, APART] {
+        for files in 1..=4 {
+            for leader in [Leader::Test, Leader::RankZero] {
+                let victim = if leader == Leader::RankZero { 0 } else { 1 };
+                let scenario = Scenario::JoinWithout { victim, files };
+                let mut ranks = Worlds::new(hosts, PATIENT).led_by(leader).start(scenario);
+                let words = ranks.words(victim);
+                let message = words["message"].as_str().unwrap();
+                assert!(
+                    message.contains("raise the limit of open files (`ulimit -n`)"),
+                    "{files}: {message}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn a_limit_on_the_size_of_files_is_an_error_and_not_the_end_of_the_process() {
+    let limited = ["sh", "-c", "ulimit -f 1000000; exec \"$0\" \"$@\""].map(str::to_owned).to_vec();
+    let prefixes = vec![limited, Vec::new(), Vec::new()];
+    let mut ranks = Worlds::new(TOGETHER, PATIENT).with_prefixes(prefixes).start(Scenario::Move);
+    for rank in 0..3 {
+        let words = ranks.words(rank);
+        let message = words["message"].as_str().unwrap();
+        assert!(message.contains("rank 0 aborted the world"), "{message}");
+        assert!(
+            message.contains("`ulimit -f unlimited`") && message.contains("ZERO_SHARED_MEMORY=off"),
+            "{message}"
+        );
+        assert_eq!(words["because_of"], if rank == 0 { json!(null) } else { json!(0) });
+    }
+    ranks.leave_nothing();
+}

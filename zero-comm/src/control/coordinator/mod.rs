@@ -19,10 +19,11 @@ use std::time::{Duration, Instant};
 use zero_core::{Rank, WorldSize};
 
 use super::frame::{self, MAX_FROM_RANK, MAX_TO_RANK};
+use super::join_error::Refusal;
 use super::message::{FromRank, Hello, PURPOSE};
 use super::{Host, Reception, Timed, Token};
 use crate::flight::FlightReport;
-use crate::lock;
+use crate::{ProcessWorld, lock, open_files};
 use world::LineId;
 #[cfg(feature = "fuzzing")]
 pub(super) use world::{Action, World};
@@ -45,8 +46,8 @@ pub struct CoordinatorOptions {
     pub size: WorldSize,
     /// What proves that a process belongs to the job.
     pub token: Token,
-    /// How long it waits for all ranks to join. A rank whose host is not heard of for that long, or for ten
-    /// seconds if that is longer, is taken for dead.
+    /// How long it waits for all ranks to join: no longer than any rank that has joined waits. A rank that is not
+    /// heard of for the longest deadline that a rank has, or for ten seconds if that is longer, is taken for dead.
     pub deadline: Duration,
     /// The rank in whose process it runs; `None` if it runs in a launcher's.
     pub host: Option<Rank>,
@@ -86,6 +87,15 @@ enum Event {
         line: LineId,
         how: String,
     },
+    /// A process could not be listened to, because this one has too many open files.
+    Full {
+        how: String,
+    },
+    /// The process of a rank has ended.
+    Ended {
+        rank: Rank,
+        how: String,
+    },
     /// The coordinator is dropped.
     Closing,
 }
@@ -95,9 +105,28 @@ impl Coordinator {
     ///
     /// # Errors
     ///
-    /// Those of the operating system.
+    /// Those of the operating system; [`io::ErrorKind::InvalidInput`] if there are to be more than
+    /// [`ProcessWorld::MAX_RANKS`] ranks.
     pub fn new(listener: TcpListener, options: CoordinatorOptions) -> io::Result<Self> {
+        Self::watched(listener, options, || ())
+    }
+
+    /// As [`new`](Self::new); calls `failed` when the world has failed, or cannot begin any more.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn watched(
+        listener: TcpListener,
+        options: CoordinatorOptions,
+        failed: impl FnOnce() + Send + 'static,
+    ) -> io::Result<Self> {
         let CoordinatorOptions { size, token, deadline, host } = options;
+        if size.get() > ProcessWorld::MAX_RANKS {
+            let limit = ProcessWorld::MAX_RANKS;
+            let reason = format!("a world cannot have {size} ranks; ask for {limit} at most");
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, reason));
+        }
         let address = listener.local_addr()?;
         let world = Arc::new(Mutex::new(World::new(size, host, deadline, Instant::now())));
         let (events, heard) = mpsc::channel();
@@ -106,7 +135,7 @@ impl Coordinator {
         let deciding = {
             let world = Arc::clone(&world);
             let thread = thread::Builder::new().name("zero-comm-coordinator".to_owned());
-            thread.spawn(move || decide(&world, &heard))?
+            thread.spawn(move || decide(&world, &heard, failed))?
         };
         Ok(Self { address, token, world, reception, events, deciding: Some(deciding) })
     }
@@ -129,6 +158,29 @@ impl Coordinator {
     /// The rank that the failure originates from, if there is one and that can be told.
     pub fn blamed(&self) -> Option<Rank> {
         lock(&self.world).blamed()
+    }
+
+    /// Why the world cannot begin any more, if it did not.
+    pub(crate) fn refusal(&self) -> Option<Refusal> {
+        lock(&self.world).refusal().cloned()
+    }
+
+    /// Whether all ranks have joined.
+    pub fn has_begun(&self) -> bool {
+        lock(&self.world).has_begun()
+    }
+
+    /// The ranks that are gone, or never came, and for the lack of which the world has failed, each with what became
+    /// of it. There are none if nobody has joined.
+    pub fn lost(&self) -> Vec<(Rank, String)> {
+        lock(&self.world).lost()
+    }
+
+    /// For who started the ranks: the process of `rank` has ended, and `how`. If it had not joined, those that have
+    /// need not wait for it.
+    pub fn note_end(&self, rank: Rank, how: &str) {
+        // The thread that decides ends when this is dropped.
+        let _ = self.events.send(Event::Ended { rank, how: how.to_owned() });
     }
 
     /// What all ranks did last, once the world has failed and they have told.
@@ -175,6 +227,9 @@ impl Host for Listener {
             Ok(writer) => writer,
             Err(error) => {
                 tracing::warn!(%address, %error, "could not listen to a rank");
+                if open_files::are_exhausted(&error) {
+                    self.lacks_files(error);
+                }
                 return;
             }
         };
@@ -186,11 +241,16 @@ impl Host for Listener {
             let _ = events.send(Event::Lost { line, how });
         }
     }
+
+    fn lacks_files(&self, error: io::Error) {
+        // As above.
+        let _ = self.events.send(Event::Full { how: open_files::advised(error).to_string() });
+    }
 }
 
 /// Tells the world what happens, and does what it decides.
-fn decide(world: &Mutex<World>, events: &Receiver<Event>) {
-    let mut lines = Lines::default();
+fn decide(world: &Mutex<World>, events: &Receiver<Event>, failed: impl FnOnce()) {
+    let (mut lines, mut failed) = (Lines::default(), Some(failed));
     let mut until: Option<Instant> = None;
     loop {
         let next = lock(world).next().into_iter().chain(until).min();
@@ -208,6 +268,8 @@ fn decide(world: &Mutex<World>, events: &Receiver<Event>) {
                 until = now.checked_add(FAREWELL);
                 lines.say_farewell();
             }
+            Some(Event::Full { how }) => world.fill(how),
+            Some(Event::Ended { rank, how }) => world.note_end(rank, how),
             Some(Event::Joined { line, stream, address, hello }) => {
                 let rank = hello.rank;
                 lines.open.insert(line, Line { stream, rank: None });
@@ -240,6 +302,11 @@ fn decide(world: &Mutex<World>, events: &Receiver<Event>) {
             for rank in actions.into_iter().flat_map(|action| lines.act(action)).collect::<Vec<_>>() {
                 world.lose(rank, "it does not read what it is told", now);
             }
+        }
+        let has_failed = world.failure().is_some();
+        drop(world);
+        if let Some(failed) = failed.take_if(|_| has_failed) {
+            failed();
         }
         if until.is_some_and(|until| until <= now || lines.open.is_empty()) {
             break;

@@ -1,5 +1,6 @@
 //! A world as its coordinator sees it: what it decides when something is heard or time passes. No I/O.
 
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
@@ -11,7 +12,7 @@ use super::super::message::{FromRank, Hello, ToRank};
 use super::inquiry::{Answer, Inquiry};
 use crate::LossCause;
 use crate::failure::Failure;
-use crate::flight::{Begun, FlightReport};
+use crate::flight::{Begun, FlightReport, GroupId};
 use crate::process::{Notice, TimedOut};
 
 /// Names a connection.
@@ -28,9 +29,9 @@ pub(in crate::control) enum Action {
 pub(in crate::control) struct World {
     size: WorldSize,
     host: Option<Rank>,
-    deadline: Duration,
-    silence: Duration,
     seats: Vec<Option<Seat>>,
+    /// How the processes ended that had not joined.
+    ended: BTreeMap<Rank, String>,
     phase: Phase,
     actions: Vec<Action>,
 }
@@ -49,8 +50,8 @@ struct Seat {
 }
 
 enum Phase {
-    /// Not all are there.
-    Joining { until: Option<Instant> },
+    /// Not all are there. Who has been waited for until then, has been for that long.
+    Joining { until: Option<Instant>, deadline: Duration },
     /// They never were.
     Refused(Refusal),
     /// All were there.
@@ -58,8 +59,12 @@ enum Phase {
 }
 
 struct Running {
+    /// How long a rank may be silent.
+    silence: Duration,
     beat: Option<Instant>,
     finishes: usize,
+    /// Who has dropped a group that others have not dropped yet.
+    left: HashMap<GroupId, BTreeSet<Rank>>,
     inquiry: Option<Inquiry>,
     verdict: Option<Failure>,
     report: Option<FlightReport>,
@@ -75,10 +80,9 @@ impl World {
         Self {
             size,
             host,
-            deadline,
-            silence: Heartbeat::silence(deadline),
             seats: size.ranks().map(|_| None).collect(),
-            phase: Phase::Joining { until: now.checked_add(deadline) },
+            ended: BTreeMap::new(),
+            phase: Phase::Joining { until: now.checked_add(deadline), deadline },
             actions: Vec::new(),
         }
     }
@@ -106,6 +110,40 @@ impl World {
         }
     }
 
+    /// Why it cannot begin any more, if it did not.
+    pub(in crate::control) const fn refusal(&self) -> Option<&Refusal> {
+        match &self.phase {
+            Phase::Refused(refusal) => Some(refusal),
+            _ => None,
+        }
+    }
+
+    /// Whether all ranks have joined.
+    pub(in crate::control) const fn has_begun(&self) -> bool {
+        matches!(self.phase, Phase::Running(_))
+    }
+
+    /// The ranks for the lack of which the world has failed, and what became of each. None if nobody has joined: the
+    /// processes may not want a world.
+    pub(in crate::control) fn lost(&self) -> Vec<(Rank, String)> {
+        match &self.phase {
+            Phase::Refused(Refusal::Missing { missing, after }) if missing.len() < self.size.get() => {
+                missing.iter().map(|rank| (*rank, format!("did not join within {after:?}"))).collect()
+            }
+            Phase::Refused(Refusal::Ended { rank, .. }) => {
+                vec![(*rank, "ended before it joined its world".to_owned())]
+            }
+            Phase::Refused(Refusal::Left { rank, how }) => {
+                vec![(*rank, format!("left before its world began: {how}"))]
+            }
+            Phase::Running(running) => match &running.verdict {
+                Some(Failure::Lost { rank, cause: LossCause::Died(how) }) => vec![(*rank, how.clone())],
+                _ => Vec::new(),
+            },
+            Phase::Joining { .. } | Phase::Refused(_) => Vec::new(),
+        }
+    }
+
     pub(in crate::control) const fn report(&self) -> Option<&FlightReport> {
         match &self.phase {
             Phase::Running(running) => running.report.as_ref(),
@@ -128,6 +166,14 @@ impl World {
         }
         tracing::debug!(rank = %hello.rank, %address, host = hello.host, "rank joined");
         let rank = hello.rank;
+        self.ended.remove(&rank);
+        if let Phase::Joining { until, deadline } = &mut self.phase {
+            // Who has waited long enough leaves; the others are to learn who did not come, and not who left.
+            let patience = now.checked_add(hello.deadline);
+            if patience.is_some_and(|patience| until.is_none_or(|until| patience < until)) {
+                (*until, *deadline) = (patience, hello.deadline);
+            }
+        }
         self.seats[rank.index()] = Some(Seat {
             hello,
             address,
@@ -139,7 +185,26 @@ impl World {
         if self.seats.iter().all(Option::is_some) {
             self.start(now);
         }
+        self.give_up_on_ended();
         true
+    }
+
+    /// Takes note that the process of `rank` has ended.
+    pub(in crate::control) fn note_end(&mut self, rank: Rank, how: String) {
+        if self.seats.get(rank.index()).is_some_and(Option::is_none) {
+            self.ended.insert(rank, how);
+        }
+        self.give_up_on_ended();
+    }
+
+    /// Nobody waits for a rank that cannot come any more.
+    fn give_up_on_ended(&mut self) {
+        let is_awaited =
+            matches!(self.phase, Phase::Joining { .. }) && self.seats.iter().any(Option::is_some);
+        if let Some((rank, how)) = self.ended.first_key_value().filter(|_| is_awaited) {
+            let refusal = Refusal::Ended { rank: *rank, how: how.clone() };
+            self.refuse(refusal);
+        }
     }
 
     /// Takes in what a rank says.
@@ -178,6 +243,15 @@ impl World {
                 }
             }
             FromRank::Notice(Notice::Finished(begun)) => self.finish(rank, begun),
+            FromRank::Notice(Notice::Left { group, members }) => {
+                let left = running.left.entry(group).or_default();
+                left.insert(rank);
+                if left.len() >= members {
+                    let lines = running.left.remove(&group).into_iter().flatten();
+                    let lines = lines.filter_map(|rank| self.seats[rank.index()].as_ref()?.line).collect();
+                    self.actions.push(Action::Send(lines, ToRank::Forget(group)));
+                }
+            }
             FromRank::Notice(Notice::Failed(failure)) => self.decide(failure, now),
             FromRank::Notice(Notice::TimedOut(timed_out)) => {
                 // Whoever says so later says nothing new.
@@ -207,10 +281,17 @@ impl World {
         }
     }
 
+    /// Takes note that no more connections can be taken in.
+    pub(in crate::control) fn fill(&mut self, how: String) {
+        if let Phase::Joining { .. } = &self.phase {
+            self.refuse(Refusal::Full { how });
+        }
+    }
+
     /// When [`pass`](Self::pass) is to be called next, if nothing happens before.
     pub(in crate::control) fn next(&self) -> Option<Instant> {
         match &self.phase {
-            Phase::Joining { until } => *until,
+            Phase::Joining { until, .. } => *until,
             Phase::Refused(_) => None,
             Phase::Running(running) => {
                 let inquiry = running.inquiry.as_ref().filter(|_| running.report.is_none());
@@ -223,9 +304,10 @@ impl World {
     pub(in crate::control) fn pass(&mut self, now: Instant) {
         let due = |until: Option<Instant>| until.is_some_and(|until| until <= now);
         match &self.phase {
-            Phase::Joining { until } if due(*until) => {
+            Phase::Joining { until, deadline } if due(*until) => {
+                let after = *deadline;
                 let missing = self.size.ranks().filter(|rank| self.seats[rank.index()].is_none()).collect();
-                self.refuse(Refusal::Missing { missing, after: self.deadline });
+                self.refuse(Refusal::Missing { missing, after });
             }
             Phase::Running(running) if due(running.beat) => self.beat(now),
             _ => {}
@@ -246,6 +328,11 @@ impl World {
             return Some(Refusal::Range { rank, size });
         }
         if let Some(seat) = &self.seats[rank.index()] {
+            let process = |hello: &Hello, address: SocketAddr| (hello.pid, address.ip());
+            if process(&seat.hello, seat.address) == process(hello, address) && seat.hello.host == hello.host
+            {
+                return Some(Refusal::Again { rank });
+            }
             return Some(Refusal::Taken { rank, first: seat.address, second: address });
         }
         let other = &self.seats.iter().flatten().next()?.hello;
@@ -264,10 +351,14 @@ impl World {
                 self.tell(ToRank::Present(hello));
             }
         }
-        self.tell(ToRank::Start { host: self.host, silence: self.silence });
+        let deadlines = self.seats.iter().flatten().map(|seat| seat.hello.deadline);
+        let silence = Heartbeat::silence(deadlines.max().unwrap_or_default());
+        self.tell(ToRank::Start { host: self.host, silence });
         self.phase = Phase::Running(Box::new(Running {
-            beat: now.checked_add(self.silence / BEATS),
+            silence,
+            beat: now.checked_add(silence / BEATS),
             finishes: 0,
+            left: HashMap::new(),
             inquiry: None,
             verdict: None,
             report: None,
@@ -303,13 +394,14 @@ impl World {
 
     fn beat(&mut self, now: Instant) {
         let Phase::Running(running) = &mut self.phase else { return };
-        running.beat = now.checked_add(self.silence / BEATS);
+        let silence = running.silence;
+        running.beat = now.checked_add(silence / BEATS);
         let seats = self.seats.iter_mut().flatten();
         let open = seats.filter(|seat| seat.line.is_some() && seat.finish.is_none());
         let lost = open.filter_map(|seat| seat.heartbeat.missed().then_some(seat.hello.rank)).min();
         self.tell(ToRank::Ping);
         if let Some(rank) = lost {
-            let cause = LossCause::Died(format!("not heard of for {:?}", self.silence));
+            let cause = LossCause::Died(format!("not heard of for {silence:?}"));
             self.decide(Failure::Lost { rank, cause }, now);
         }
     }
@@ -373,41 +465,4 @@ impl World {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::net::Ipv4Addr;
-
-    use super::*;
-
-    /// A world of which all ranks have joined.
-    fn joined(size: usize) -> World {
-        let (size, now) = (WorldSize::new(size).unwrap(), Instant::now());
-        let mut world = World::new(size, None, Duration::from_secs(60), now);
-        for rank in size.ranks() {
-            let (build, host) = (String::new(), String::new());
-            let hello = Hello { rank, size, build, host, data: None, segment: None, pid: 1 };
-            assert!(world.join(rank.index(), (Ipv4Addr::LOCALHOST, 1).into(), hello, now));
-        }
-        world
-    }
-
-    fn starts(world: &mut World) -> bool {
-        world.actions().iter().any(|action| matches!(action, Action::Send(_, ToRank::Go)))
-    }
-
-    #[test]
-    fn a_world_starts_when_each_rank_is_ready() {
-        let (mut world, now) = (joined(3), Instant::now());
-        for (rank, last) in [(2, false), (0, false), (1, true)] {
-            world.hear(Rank::new(rank), FromRank::Notice(Notice::Ready), now).unwrap();
-            assert_eq!(starts(&mut world), last);
-        }
-    }
-
-    #[test]
-    fn a_rank_that_is_ready_twice_is_not_two() {
-        let (mut world, now) = (joined(2), Instant::now());
-        world.hear(Rank::ROOT, FromRank::Notice(Notice::Ready), now).unwrap();
-        world.hear(Rank::ROOT, FromRank::Notice(Notice::Ready), now).unwrap_err();
-        assert!(!starts(&mut world));
-    }
-}
+mod tests;

@@ -1,46 +1,22 @@
 //! The windows that one rank shows to the other ranks of its host.
 //!
-//! An arena is a range of the group's shared file that only its owner writes to: a table of windows, found
-//! by hashing their keys, and their contents. Each window has a lock of its own, held while its content is
-//! written or read, so a reader waits for nothing but a copy in progress, and a window can be replaced in
-//! place: what a rank exposes takes its size once.
+//! An arena is a range of the group's shared file that only its owner writes to: a table of windows, and their
+//! contents. Each window has a lock of its own, held while its content is written or read, so a reader waits for
+//! nothing but a copy in progress, and a window can be replaced in place: what a rank exposes takes its size once.
 
 use std::collections::BTreeMap;
 use std::io;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::thread;
-use std::time::Duration;
 
 use super::segment::{Segment, SharedFile};
+use super::table::{Entry, Extent, Table, WINDOWS};
 use crate::{CommError, WindowKey, lock};
 
-/// How many windows a rank can show to one group.
-const ENTRIES: usize = 1 << 16;
-
-const ENTRY: usize = 64;
-/// The words of an entry.
-const KEY: usize = 0;
-const STATE: usize = 8;
-const LOCK: usize = 12;
-const OFFSET: usize = 16;
-const LENGTH: usize = 24;
-
-const NEVER: u32 = 0;
-const LIVE: u32 = 1;
-const WITHDRAWN: u32 = 2;
-
-/// In a lock: the owner writes, or wants to. The rest counts readers.
-const WRITING: u32 = 1 << 31;
-
 /// Where contents begin.
-const CONTENTS: u64 = (ENTRIES * ENTRY) as u64;
+const CONTENTS: u64 = Table::BYTES as u64;
 
 /// Contents begin at multiples of this, and take multiples of it.
 const PAGE: u64 = 4096;
-
-/// How often a rank looks at a lock before it sleeps for a moment.
-const LOOKS: u32 = 200;
 
 /// Why a window cannot be exposed or read.
 #[derive(Debug)]
@@ -61,7 +37,7 @@ pub(crate) struct Arena {
     file: SharedFile,
     /// Where in the file the arena begins.
     start: u64,
-    table: Segment,
+    table: Table,
     /// As much as has been needed so far; replaced by a longer one when more is.
     contents: Mutex<Option<Arc<Segment>>>,
     /// Used by the owner only.
@@ -75,7 +51,7 @@ impl Arena {
     /// The `index`-th arena of `file`, from `offset` on.
     pub(crate) fn new(file: SharedFile, offset: u64, index: usize) -> io::Result<Self> {
         let start = offset + index as u64 * Self::BYTES;
-        let table = Segment::map(&file, start, ENTRIES * ENTRY)?;
+        let table = Table::map(&file, start)?;
         Ok(Self { file, start, table, contents: Mutex::new(None), room: Mutex::default() })
     }
 
@@ -89,36 +65,52 @@ impl Arena {
         check: &dyn Fn() -> Result<(), CommError>,
     ) -> Result<(), ArenaError> {
         let mut room = lock(&self.room);
-        let entry = match self.find(key) {
-            Some(entry) => entry,
-            None => self.vacant(key).ok_or_else(|| {
-                ArenaError::Full(format!("a rank can show {ENTRIES} windows to a group; withdraw some"))
-            })?,
+        let entry = match self.table.find(key) {
+            Some(entry) => Some(entry),
+            None if room.windows == WINDOWS => None,
+            None => self.table.claim(key),
         };
-        let writing = self.lock_writing(entry, check)?;
+        let entry = entry.ok_or_else(|| {
+            ArenaError::Full(format!("a rank can show {WINDOWS} windows to a group; withdraw some"))
+        })?;
+        let outcome = self.fill(&mut room, entry, bytes, check);
+        if outcome.is_err() {
+            self.table.tidy(entry);
+        }
+        outcome
+    }
+
+    /// Makes `bytes` the content of the window of `entry`, and shows it.
+    fn fill(
+        &self,
+        room: &mut Room,
+        entry: Entry,
+        bytes: &[u8],
+        check: &dyn Fn() -> Result<(), CommError>,
+    ) -> Result<(), ArenaError> {
+        let _writing = self.table.lock_writing(entry, check).map_err(ArenaError::Wait)?;
+        let before = self.table.extent(entry);
         // Until it is whole, the window is not there.
-        let was = self.word(entry, STATE).swap(WITHDRAWN, Ordering::Relaxed);
-        let before = self.long(entry, OFFSET).load(Ordering::Relaxed);
-        let held = if was == LIVE { self.held(entry) } else { 0 };
-        let needed = (bytes.len() as u64).next_multiple_of(PAGE);
-        let offset = if held == needed {
-            before
-        } else {
-            self.give_back(&mut room, before, held);
-            self.take(&mut room, needed)?
+        self.table.hide(entry);
+        room.windows -= usize::from(before.is_some());
+        let (held, needed) = (before.map_or(0, held), (bytes.len() as u64).next_multiple_of(PAGE));
+        let offset = match before {
+            Some(before) if held == needed => before.offset,
+            _ => {
+                self.give_back(room, before.map_or(0, |before| before.offset), held);
+                self.take(room, needed)?
+            }
         };
         if !bytes.is_empty() {
             let contents = self.contents(offset + needed).map_err(|error| {
-                self.give_back(&mut room, offset, needed);
+                self.give_back(room, offset, needed);
                 Self::no_memory(needed, &error)
             })?;
             // SAFETY: the range belongs to this window alone, whose lock is held for writing.
             unsafe { contents.bytes_mut(offset as usize, bytes.len()) }.copy_from_slice(bytes);
         }
-        self.long(entry, OFFSET).store(offset, Ordering::Relaxed);
-        self.long(entry, LENGTH).store(bytes.len() as u64, Ordering::Relaxed);
-        self.word(entry, STATE).store(LIVE, Ordering::Release);
-        drop(writing);
+        self.table.show(entry, Extent { offset, length: bytes.len() as u64 });
+        room.windows += 1;
         Ok(())
     }
 
@@ -129,11 +121,13 @@ impl Arena {
         check: &dyn Fn() -> Result<(), CommError>,
     ) -> Result<(), ArenaError> {
         let mut room = lock(&self.room);
-        let Some(entry) = self.find(key) else { return Ok(()) };
-        let _writing = self.lock_writing(entry, check)?;
-        if self.word(entry, STATE).swap(WITHDRAWN, Ordering::Relaxed) == LIVE {
-            let offset = self.long(entry, OFFSET).load(Ordering::Relaxed);
-            self.give_back(&mut room, offset, self.held(entry));
+        let Some(entry) = self.table.find(key) else { return Ok(()) };
+        let _writing = self.table.lock_writing(entry, check).map_err(ArenaError::Wait)?;
+        if let Some(before) = self.table.extent(entry) {
+            self.table.hide(entry);
+            room.windows -= 1;
+            self.give_back(&mut room, before.offset, held(before));
+            self.table.tidy(entry);
         }
         Ok(())
     }
@@ -148,52 +142,23 @@ impl Arena {
         into: &mut [u8],
         check: &dyn Fn() -> Result<(), CommError>,
     ) -> Result<(), ArenaError> {
-        let entry = self.find(key).ok_or(ArenaError::Missing)?;
-        let _reading = self.lock_reading(entry, check)?;
+        let entry = self.table.find(key).ok_or(ArenaError::Missing)?;
+        let _reading = self.table.lock_reading(entry, check).map_err(ArenaError::Wait)?;
         // The entry may have become another window's meanwhile.
-        if self.word(entry, STATE).load(Ordering::Acquire) != LIVE
-            || self.long(entry, KEY).load(Ordering::Relaxed) != key.get()
-        {
-            return Err(ArenaError::Missing);
-        }
-        let available = self.long(entry, LENGTH).load(Ordering::Relaxed) as usize;
+        let extent = self.table.extent_of(key, entry).ok_or(ArenaError::Missing)?;
+        let available = extent.length as usize;
         if offset > available || into.len() > available - offset {
             return Err(ArenaError::Bounds { available });
         }
         if into.is_empty() {
             return Ok(());
         }
-        let start = self.long(entry, OFFSET).load(Ordering::Relaxed) + offset as u64;
+        let start = extent.offset + offset as u64;
         let end = start + into.len() as u64;
         let contents = self.contents(end).map_err(|error| Self::no_memory(end, &error))?;
         // SAFETY: the range belongs to this window, whose lock is held for reading.
         into.copy_from_slice(unsafe { contents.bytes(start as usize, into.len()) });
         Ok(())
-    }
-
-    /// The entry of `key`, live or not.
-    fn find(&self, key: WindowKey) -> Option<usize> {
-        self.probe(key).find_map(|entry| match self.word(entry, STATE).load(Ordering::Acquire) {
-            NEVER => Some(None),
-            _ if self.long(entry, KEY).load(Ordering::Relaxed) == key.get() => Some(Some(entry)),
-            _ => None,
-        })?
-    }
-
-    /// An entry that is nobody's, made `key`'s.
-    fn vacant(&self, key: WindowKey) -> Option<usize> {
-        let free = |entry: &usize| self.word(*entry, STATE).load(Ordering::Relaxed) != LIVE;
-        let entry = self.probe(key).find(free)?;
-        self.long(entry, KEY).store(key.get(), Ordering::Relaxed);
-        self.word(entry, STATE).store(WITHDRAWN, Ordering::Release);
-        Some(entry)
-    }
-
-    /// Where `key` may be, in the order in which to look.
-    fn probe(&self, key: WindowKey) -> impl Iterator<Item = usize> + use<> {
-        let mixed = key.get().wrapping_mul(0x9E37_79B9_7F4A_7C15);
-        let first = (mixed >> 48) as usize;
-        (0..ENTRIES).map(move |step| (first + step) % ENTRIES)
     }
 
     /// The mapped contents, at least up to `end`.
@@ -210,11 +175,6 @@ impl Arena {
         let longer = Arc::new(Segment::map(&self.file, self.start + CONTENTS, length as usize)?);
         *contents = Some(Arc::clone(&longer));
         Ok(longer)
-    }
-
-    /// How much the live window of `entry` takes.
-    fn held(&self, entry: usize) -> u64 {
-        self.long(entry, LENGTH).load(Ordering::Relaxed).next_multiple_of(PAGE)
     }
 
     /// Where there is room for a window that takes `length`; anywhere, if that is nothing.
@@ -244,77 +204,20 @@ impl Arena {
     fn no_memory(length: u64, error: &io::Error) -> ArenaError {
         ArenaError::Full(format!("there are not {length} bytes of shared memory for a window: {error}"))
     }
-
-    fn lock_writing(
-        &self,
-        entry: usize,
-        check: &dyn Fn() -> Result<(), CommError>,
-    ) -> Result<Locked<'_>, ArenaError> {
-        let word = self.word(entry, LOCK);
-        // Keeps new readers out. The owner is one, so nobody else sets it.
-        word.fetch_or(WRITING, Ordering::Acquire);
-        let locked = Locked { word, held: WRITING };
-        let readers = || word.load(Ordering::Acquire) != WRITING;
-        patiently(readers, check)?;
-        Ok(locked)
-    }
-
-    fn lock_reading(
-        &self,
-        entry: usize,
-        check: &dyn Fn() -> Result<(), CommError>,
-    ) -> Result<Locked<'_>, ArenaError> {
-        let word = self.word(entry, LOCK);
-        loop {
-            if word.fetch_add(1, Ordering::Acquire) & WRITING == 0 {
-                return Ok(Locked { word, held: 1 });
-            }
-            word.fetch_sub(1, Ordering::Release);
-            patiently(|| word.load(Ordering::Relaxed) & WRITING != 0, check)?;
-        }
-    }
-
-    fn word(&self, entry: usize, which: usize) -> &AtomicU32 {
-        self.table.u32(entry * ENTRY + which)
-    }
-
-    fn long(&self, entry: usize, which: usize) -> &AtomicU64 {
-        self.table.u64(entry * ENTRY + which)
-    }
 }
 
-/// A held lock.
-struct Locked<'a> {
-    word: &'a AtomicU32,
-    held: u32,
+/// How much a window takes.
+const fn held(extent: Extent) -> u64 {
+    extent.length.next_multiple_of(PAGE)
 }
 
-impl Drop for Locked<'_> {
-    fn drop(&mut self) {
-        self.word.fetch_sub(self.held, Ordering::Release);
-    }
-}
-
-/// Waits while `busy`, which lasts as long as a copy, unless a process has died or stopped in it.
-fn patiently(busy: impl Fn() -> bool, check: &dyn Fn() -> Result<(), CommError>) -> Result<(), ArenaError> {
-    let mut looks = 0;
-    while busy() {
-        looks += 1;
-        if looks < LOOKS {
-            thread::yield_now();
-        } else {
-            check().map_err(ArenaError::Wait)?;
-            thread::sleep(Duration::from_micros(100));
-        }
-    }
-    Ok(())
-}
-
-/// Who has which part of the contents. All lengths are multiples of a page, and none is zero.
+/// What the owner knows of its windows. All lengths are multiples of a page, and none is zero.
 #[derive(Debug, Default)]
 struct Room {
     /// Offset to length.
     taken: BTreeMap<u64, u64>,
+    /// How many windows are shown.
+    windows: usize,
 }
 
 impl Room {
@@ -338,6 +241,8 @@ impl Room {
 
 #[cfg(test)]
 mod tests {
+    use std::thread;
+
     use super::*;
 
     const PATIENT: &dyn Fn() -> Result<(), CommError> = &|| Ok(());
@@ -439,7 +344,7 @@ mod tests {
     #[test]
     fn windows_beyond_the_table_are_refused() {
         let (owner, _) = arena();
-        for index in 0..ENTRIES as u64 {
+        for index in 0..WINDOWS as u64 {
             owner.expose(key(index), &[], PATIENT).unwrap();
         }
         let full = owner.expose(key(1 << 40), &[], PATIENT);
@@ -474,8 +379,8 @@ mod tests {
     fn the_patience_of_a_reader_ends() {
         let (owner, reader) = arena();
         owner.expose(key(1), &[0; 10], PATIENT).unwrap();
-        let entry = owner.find(key(1)).unwrap();
-        let _stopped = owner.lock_writing(entry, PATIENT).unwrap();
+        let entry = owner.table.find(key(1)).unwrap();
+        let _stopped = owner.table.lock_writing(entry, PATIENT).unwrap();
         let aborted = || {
             Err(CommError::WindowMissing { peer: zero_core::Rank::ROOT, key: key(1), label: String::new() })
         };

@@ -9,6 +9,7 @@ mod segment;
 mod shape;
 mod streaming;
 mod streams;
+mod table;
 
 pub(crate) use arena::{Arena, ArenaError};
 pub(crate) use hall::Hall;

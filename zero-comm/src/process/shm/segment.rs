@@ -11,6 +11,9 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use rustix::process::{Resource, getrlimit};
+
+use crate::open_files;
 
 /// An anonymous file whose memory processes share. Parts that nobody has written to take no memory.
 #[derive(Clone, Debug)]
@@ -19,12 +22,14 @@ pub(crate) struct SharedFile(Arc<File>);
 impl SharedFile {
     /// A new, empty file.
     pub(crate) fn create() -> io::Result<Self> {
-        Ok(Self(Arc::new(memfd_create(c"zero-comm", MemfdFlags::CLOEXEC)?.into())))
+        let file = memfd_create(c"zero-comm", MemfdFlags::CLOEXEC);
+        Ok(Self(Arc::new(file.map_err(|errno| open_files::advised(errno.into()))?.into())))
     }
 
     /// The file of another process of this host, by what its [`path`](Self::path) says.
     pub(crate) fn open(path: &str) -> io::Result<Self> {
-        Ok(Self(Arc::new(OpenOptions::new().read(true).write(true).open(path)?)))
+        let file = OpenOptions::new().read(true).write(true).open(path);
+        Ok(Self(Arc::new(file.map_err(open_files::advised)?)))
     }
 
     /// Where other processes of this host can open the file, for as long as this process has it.
@@ -33,7 +38,18 @@ impl SharedFile {
     }
 
     /// Makes the file `length` bytes long. New bytes are zero.
+    ///
+    /// # Errors
+    ///
+    /// Those of the operating system. A file beyond the limit on their size would be answered with a signal that
+    /// ends this process.
     pub(crate) fn set_length(&self, length: u64) -> io::Result<()> {
+        if let Some(limit) = getrlimit(Resource::Fsize).current.filter(|limit| *limit < length) {
+            return Err(io::Error::other(format!(
+                "files may have {limit} bytes at most, and the memory is a file of {length}, though few of them \
+                 are used; lift that limit (`ulimit -f unlimited`)"
+            )));
+        }
         Ok(ftruncate(&self.0, length)?)
     }
 
