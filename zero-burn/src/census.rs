@@ -2,19 +2,24 @@
 
 use std::collections::{HashMap, HashSet};
 
-use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId, Reparameterization};
 use burn::tensor::{Device, Tensor};
 use zero_core::{DType, ParameterSpec};
 
 use crate::ZeroError;
+use crate::engine::Engine;
+use crate::stand_in::Sharded;
 
-/// The parameters of a module, none of them initialised by looking.
+/// The parameters of a module, none of them initialised by looking. Those of an engine come first, in its order.
 #[derive(Debug, Default)]
 pub(crate) struct Census {
-    /// In traversal order; `trainable` is not known before initialisation and stands as `true`.
+    /// In traversal order; `trainable` is not known before initialisation and stands as `true`. One of the engine that
+    /// was not found has no name.
     pub(crate) specs: Vec<ParameterSpec>,
     /// Position in `specs` by id; a tied parameter has one id at several paths.
     pub(crate) positions: HashMap<ParamId, usize>,
+    /// How many are the engine's.
+    pub(crate) known: usize,
     path: Vec<String>,
     /// State that layers keep for themselves (running statistics): visited like parameters, but not parameters.
     buffers: HashSet<ParamId>,
@@ -23,9 +28,20 @@ pub(crate) struct Census {
 }
 
 impl Census {
-    /// Counts `module`, whose parameters must be on `device`.
-    pub(crate) fn of<M: Module>(module: &M, device: &Device) -> Result<Self, ZeroError> {
+    /// Counts `module`, whose parameters must be on `device` or `engine`'s.
+    pub(crate) fn of<M: Module>(
+        module: &M,
+        device: &Device,
+        engine: Option<&Engine>,
+    ) -> Result<Self, ZeroError> {
         let mut census = Self { buffers: buffers(module), device: device.clone(), ..Self::default() };
+        if let Some(engine) = engine {
+            let specs = engine.layout.parameters().iter().map(|parameter| parameter.spec().clone());
+            census.specs =
+                specs.map(|spec| ParameterSpec { name: String::new(), aliases: vec![], ..spec }).collect();
+            census.positions = engine.ids.iter().map(|(&id, index)| (id, index.index())).collect();
+            census.known = census.specs.len();
+        }
         module.visit(&mut census);
         match census.error.take() {
             Some(error) => Err(error),
@@ -41,7 +57,7 @@ impl Census {
 
 impl ModuleVisitor for Census {
     fn enter_module(&mut self, name: &str, container_type: &str) {
-        if container_type == "Reparameterization" {
+        if container_type == "Reparameterization" && name != Sharded::NAME {
             self.refuse(format!(
                 "it already carries the reparameterization `{name}`; materialize it, or shard the model first"
             ));
@@ -59,7 +75,12 @@ impl ModuleVisitor for Census {
         }
         let path = self.path.join(".");
         if let Some(&position) = self.positions.get(&param.id) {
-            self.specs[position].aliases.push(path);
+            let spec = &mut self.specs[position];
+            if spec.name.is_empty() {
+                spec.name = path
+            } else {
+                spec.aliases.push(path)
+            }
             return;
         }
         if D == 0 {

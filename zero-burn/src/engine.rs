@@ -1,59 +1,47 @@
 //! One rank's state of one sharded model: shards, replicas, gradients, and the rules that join them.
 
 use std::collections::HashMap;
-use std::ops::Range;
+use std::ops::{Deref, Range};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use burn::module::ParamId;
-use burn::tensor::{Device, Tensor};
-use zero_comm::{CommError, Communicator, OpKind, Work, WorkQueue, panic_message};
+use burn::tensor::{FloatDType, Tensor};
+use zero_comm::{CommError, OpKind, Work, panic_message};
 use zero_core::{
-    Bucket, Bytes, DType, Layout, LookAheadOptions, LossScale, MinScaleReached, Parameter, ParameterIndex,
-    Rank, ReduceGradients, StateBytes, ZeroConfig,
+    Bucket, Bytes, DType, Layout, LookAheadOptions, MinScaleReached, Parameter, ParameterIndex, Rank,
+    ReduceGradients, StateBytes,
 };
-use zero_offload::{HostBuffer, HostPool, PoolOptions};
+use zero_offload::{HostBuffer, HostPool};
 
 use crate::ZeroError;
+use crate::base::Base;
 use crate::error::During;
+use crate::floats::burn_dtype;
 use crate::gathers::Gathers;
 use crate::gradients::{Contributions, GradientStore};
 use crate::held::{Held, Holdings};
 use crate::host::tensor_from_buffer;
-use crate::ladder::Ladder;
 use crate::owned::OwnedGradients;
-use crate::queues::Queues;
 use crate::report::MemoryReport;
-use crate::statistics::{Activity, Recorder, Statistics};
+use crate::statistics::{Activity, Statistics};
 use crate::uses::Uses;
 use crate::windows::{Values, Windows};
 
-/// Everything that stays when the model's own values move; shared by the model's parameters and the optimizer.
+/// One model of one layout on one rank; shared by the model's parameters and the optimizer. Another layout has another
+/// engine on the same base, which takes the place of this one.
 pub(crate) struct Engine {
-    pub(crate) config: ZeroConfig,
-    pub(crate) comm: Arc<dyn Communicator>,
-    /// Where parameters live, without autodiff.
-    pub(crate) device: Device,
+    base: Arc<Base>,
     pub(crate) layout: Arc<Layout>,
     pub(crate) bucket_labels: Vec<String>,
     pub(crate) ids: HashMap<ParamId, ParameterIndex>,
     /// By parameter.
     pub(crate) param_ids: Vec<ParamId>,
     pub(crate) uses: Arc<Uses>,
-    pub(crate) ladder: Ladder,
     /// Gathered parameters that do not stay.
     pub(crate) gathers: Arc<Gathers>,
-    /// Reduces gradients beside compute.
-    pub(crate) reductions: Option<WorkQueue>,
-    pub(crate) recorder: Arc<Recorder>,
-    /// Gradient buckets and what else a step needs for a moment.
-    pub(crate) scratch: HostPool,
-    /// Sums of gradients.
-    sums: HostPool,
-    /// Parameters that stay gathered.
-    replicas: HostPool,
     /// What the module stores in place of each parameter: one NaN.
     pub(crate) stand_ins: Vec<Tensor<1>>,
     holdings: Arc<Holdings>,
@@ -61,27 +49,29 @@ pub(crate) struct Engine {
     windows: Windows,
     /// What the optimizer updates, where that is something else.
     masters: Option<Windows>,
-    /// Reads beside compute.
-    reads: Option<Arc<WorkQueue>>,
     /// By parameter: the replica on its way, since the last step.
     renewals: Mutex<Vec<Option<Work<()>>>>,
-    scale: Mutex<LossScale>,
-    /// Counts changes of parameters.
-    version: AtomicU64,
     gradients: Mutex<GradientStore>,
-    phase: Mutex<Phase>,
-    after_backward: Mutex<StateBytes>,
-    optimizer_bytes: AtomicU64,
+    standing: Mutex<Standing>,
 }
 
-/// What the engine is in the middle of.
-#[derive(Debug, Default)]
-struct Phase {
-    in_backward: bool,
-    /// A gradient that should not have come; told once, by the next fallible call.
-    misuse: Option<ZeroError>,
-    /// A failed operation between ranks; final.
-    failure: Option<ZeroError>,
+/// Whether an engine is the one in charge.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Standing {
+    #[default]
+    Serving,
+    /// Its model is taken off it: parameters are their stand-ins.
+    Leaving,
+    /// Another one has taken its place: whoever still computes with it gets NaN, and the next call says so.
+    Replaced,
+}
+
+impl Deref for Engine {
+    type Target = Base;
+
+    fn deref(&self) -> &Base {
+        &self.base
+    }
 }
 
 impl std::fmt::Debug for Engine {
@@ -99,15 +89,14 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Engine {
+    /// The engine of `layout` on `base`, which holds the shards of its parameters; it goes on where `previous` stood.
     pub(crate) fn new(
-        config: ZeroConfig,
-        Queues { reductions, reads }: Queues,
-        comm: Arc<dyn Communicator>,
-        device: Device,
+        base: Arc<Base>,
         layout: Layout,
         ids: HashMap<ParamId, ParameterIndex>,
-        held: Vec<Held>,
+        previous: Option<&Self>,
     ) -> Self {
+        let config = &base.config;
         let layout = Arc::new(layout);
         let names = |index: &ParameterIndex| layout.parameters()[index.index()].name();
         let bucket_labels = layout
@@ -121,60 +110,69 @@ impl Engine {
             .collect();
         let mut param_ids: Vec<_> = ids.iter().map(|(id, index)| (*index, *id)).collect();
         param_ids.sort_unstable_by_key(|(index, _)| *index);
-        let recorder = Arc::new(Recorder::new());
         let windows = Windows {
-            comm: Arc::clone(&comm),
+            comm: Arc::clone(&base.comm),
             layout: Arc::clone(&layout),
             dtype: config.precision.compute,
             values: Values::Compute,
-            recorder: Arc::clone(&recorder),
+            recorder: Arc::clone(&base.recorder),
         };
         let is_mixed = config.precision.compute != DType::F32;
         let masters =
             is_mixed.then(|| Windows { dtype: DType::F32, values: Values::Master, ..windows.clone() });
-        let lookahead_bytes = if reads.is_some() { config.lookahead_bytes } else { Bytes::ZERO };
+        let lookahead_bytes = if base.reads.is_some() { config.lookahead_bytes } else { Bytes::ZERO };
         let look_ahead = LookAheadOptions { lookahead_bytes, ..config.lookahead_options() };
+        let counted = previous.map_or_else(Default::default, |engine| engine.gathers.statistics());
         // What is needed in every step need not be allocated again: a bucket that fills, those on their way, and what
         // reducing one takes for a moment; all sums; all replicas, whose memory is idle only within a step.
         let largest_bucket = layout.buckets().iter().map(Bucket::numel).max().unwrap_or(0);
-        let pool = |numel: usize| HostPool::new(PoolOptions { retain: Bytes::of(numel, DType::F32) });
-        let scratch = pool(largest_bucket.saturating_mul(4));
-        let (sums, replicas) = (pool(layout.numel()), pool(layout.numel()));
+        let retain = |pool: &HostPool, numel: usize| pool.set_retain(Bytes::of(numel, DType::F32));
+        retain(&base.scratch, largest_bucket.saturating_mul(4));
+        retain(&base.sums, layout.numel());
+        retain(&base.replicas, layout.numel());
         Self {
             uses: Uses::new(layout.parameters().len()),
-            ladder: Ladder::default(),
-            gathers: Gathers::new(windows.clone(), device.clone(), reads.clone(), look_ahead),
-            holdings: Arc::new(Holdings::new(
-                windows.clone(),
-                config.stage,
-                device.clone(),
-                replicas.clone(),
-                held,
-            )),
-            scratch,
-            sums,
-            replicas,
+            gathers: Gathers::new(windows.clone(), &base, look_ahead, counted),
+            holdings: Arc::new(Holdings::new(windows.clone(), &base)),
             gradients: Mutex::new(GradientStore::new(layout.parameters().len(), layout.buckets().len())),
-            stand_ins: layout.parameters().iter().map(|_| Tensor::full([1], f32::NAN, &device)).collect(),
-            version: AtomicU64::new(0),
+            stand_ins: layout
+                .parameters()
+                .iter()
+                .map(|_| Tensor::full([1], f32::NAN, &base.device))
+                .collect(),
             renewals: Mutex::new(layout.parameters().iter().map(|_| None).collect()),
-            scale: Mutex::new(LossScale::new(config.loss_scaling())),
-            phase: Mutex::default(),
-            after_backward: Mutex::default(),
-            optimizer_bytes: AtomicU64::new(0),
+            standing: Mutex::default(),
             bucket_labels,
             windows,
             masters,
-            reductions,
-            reads,
-            recorder,
-            config,
-            comm,
-            device,
             layout,
             ids,
             param_ids: param_ids.into_iter().map(|(_, id)| id).collect(),
+            base,
         }
+    }
+
+    pub(crate) fn standing(&self) -> Standing {
+        *lock(&self.standing)
+    }
+
+    pub(crate) fn set_standing(&self, standing: Standing) {
+        *lock(&self.standing) = standing;
+    }
+
+    /// The base, for what may outlive this engine.
+    pub(crate) fn base(&self) -> &Arc<Base> {
+        &self.base
+    }
+
+    /// Refuses what would tear gradients and parameters apart.
+    pub(crate) fn check_no_gradients(&self) -> Result<(), ZeroError> {
+        if lock(&self.gradients).is_empty() { Ok(()) } else { Err(ZeroError::GradientsPending) }
+    }
+
+    /// Forgets that there were backwards.
+    pub(crate) fn discard_gradients(&self) {
+        lock(&self.gradients).discard();
     }
 
     pub(crate) fn world(&self) -> usize {
@@ -225,19 +223,15 @@ impl Engine {
 
     /// The first failure of the engine, if it failed.
     pub(crate) fn check(&self) -> Result<(), ZeroError> {
-        let mut phase = lock(&self.phase);
-        if let Some(failure) = &phase.failure {
-            return Err(failure.clone());
-        }
-        phase.misuse.take().map_or(Ok(()), Err)
+        self.phase.check()
     }
 
     /// Keeps the first failure of an operation between ranks: without the others nothing can go on, and they cannot
     /// without this one.
-    fn fail<T>(&self, result: Result<T, ZeroError>) -> Result<T, ZeroError> {
+    pub(crate) fn fail<T>(&self, result: Result<T, ZeroError>) -> Result<T, ZeroError> {
         result.inspect_err(|error| {
             if matches!(error, ZeroError::Communication { .. }) {
-                lock(&self.phase).failure.get_or_insert_with(|| error.clone());
+                self.phase.fail(error);
                 self.comm.abort(&error.to_string());
             }
         })
@@ -246,17 +240,22 @@ impl Engine {
     /// The whole parameter, flat. Without the other ranks it is NaN, and the failure is kept for the next fallible
     /// call: `Param::val` has no error to give.
     pub(crate) fn whole_or_nan(&self, index: ParameterIndex) -> Tensor<1> {
-        let whole = match &lock(&self.phase).failure {
-            Some(failure) => Err(failure.clone()),
-            None => Ok(()),
+        let nan = || {
+            let nan = Tensor::<1>::full([self.parameter(index).numel()], f32::NAN, &self.device);
+            nan.cast(burn_dtype(self.config.precision.compute))
         };
-        whole
+        if self.standing() == Standing::Replaced {
+            self.phase.note(ZeroError::Replaced);
+            return nan();
+        }
+        self.phase
+            .check_failure()
             .and_then(|()| {
                 let name = self.parameter(index).name();
                 let gathered = self.whole(index).during(|| format!("gathering parameter `{name}`"));
                 self.fail(gathered)
             })
-            .unwrap_or_else(|_| Tensor::full([self.parameter(index).numel()], f32::NAN, &self.device))
+            .unwrap_or_else(|_| nan())
     }
 
     fn whole(&self, index: ParameterIndex) -> Result<Tensor<1>, CommError> {
@@ -274,6 +273,9 @@ impl Engine {
     /// The whole parameter as the optimizer sees it, flat and `f32`.
     pub(crate) fn master_or_nan(&self, index: ParameterIndex) -> Tensor<1> {
         let Some(masters) = &self.masters else { return self.whole_or_nan(index) };
+        if self.standing() == Standing::Replaced {
+            return self.whole_or_nan(index).cast(FloatDType::F32);
+        }
         if !self.has_windows() {
             return self.held(index).shard;
         }
@@ -295,22 +297,20 @@ impl Engine {
 
     /// Notes that a parameter's value was set in the module, where it would be lost; told by the next fallible call.
     pub(crate) fn report_change(&self, index: ParameterIndex) {
-        self.note(ZeroError::ModelChanged { name: self.parameter(index).name().to_owned() });
-    }
-
-    fn note(&self, misuse: ZeroError) {
-        lock(&self.phase).misuse.get_or_insert(misuse);
+        self.phase.note(ZeroError::ModelChanged { name: self.parameter(index).name().to_owned() });
     }
 
     /// Takes in a gradient from a tape of `version`. Errors wait for the end of backward, which can return them.
     pub(crate) fn receive_gradient(&self, index: ParameterIndex, version: u64, gradient: Tensor<1>) {
         let name = || self.parameter(index).name().to_owned();
-        if !lock(&self.phase).in_backward {
-            self.note(ZeroError::StrayGradient { name: name() });
+        if self.standing() == Standing::Replaced {
+            self.phase.note(ZeroError::Replaced);
+        } else if !self.phase.is_in_backward() {
+            self.phase.note(ZeroError::StrayGradient { name: name() });
         } else if !self.parameter(index).trainable() {
-            self.note(ZeroError::Unfrozen { name: name() });
+            self.phase.note(ZeroError::Unfrozen { name: name() });
         } else if version != self.version() {
-            self.note(ZeroError::StaleLoss { name: name() });
+            self.phase.note(ZeroError::StaleLoss { name: name() });
         } else {
             lock(&self.gradients).receive(self, index, gradient);
         }
@@ -320,7 +320,7 @@ impl Engine {
     pub(crate) fn backward(&self, weight: f64, loss: f64, run: impl FnOnce()) -> Result<(), ZeroError> {
         self.check()?;
         lock(&self.gradients).begin_backward();
-        lock(&self.phase).in_backward = true;
+        self.phase.set_in_backward(true);
         let panic = self
             .recorder
             .during(Activity::Compute, "backward", 0, || catch_unwind(AssertUnwindSafe(run)))
@@ -328,7 +328,7 @@ impl Engine {
         self.ladder.step_down();
         // A gather inside of backward, or a gradient that should not have come, has failed without a word.
         let silent = {
-            lock(&self.phase).in_backward = false;
+            self.phase.set_in_backward(false);
             self.check().err()
         };
 

@@ -143,15 +143,46 @@ pub enum ZeroError {
         lr: f64,
     },
 
-    /// A parameter that was frozen when the model was sharded got a gradient.
+    /// A frozen parameter got a gradient.
     #[error(
-        "parameter `{name}` was frozen when the model was sharded, and got a gradient; unfreezing a sharded model is \
-         not supported, unfreeze it in the function given to `shard`"
+        "parameter `{name}` is frozen, and got a gradient: it was unfrozen in the module alone; `Zero::unfreeze` makes \
+         the engine train it"
     )]
     Unfrozen {
         /// The parameter's module path.
         name: String,
     },
+
+    /// Which parameters are trained was to be changed, or parameters were to be added, with gradients waiting for a step.
+    #[error("gradients wait for a step; freeze, unfreeze and extend between a step and the next backward")]
+    GradientsPending,
+
+    /// A pattern that matches no parameter.
+    #[error("no module path matches `{pattern}`; paths look like `{example}`")]
+    NoSuchParameter {
+        /// The pattern given.
+        pattern: String,
+        /// A path of the model.
+        example: String,
+    },
+
+    /// A model was to be extended, and lost parameters.
+    #[error(
+        "the extended model lacks `{}`; an engine does not forget parameters: keep them, frozen if they are of no use",
+        names.join("`, `")
+    )]
+    ParametersLost {
+        /// Their module paths before.
+        names: Vec<String>,
+    },
+
+    /// A model or a loss from before [`freeze`](crate::Zero::freeze), [`unfreeze`](crate::Zero::unfreeze) or
+    /// [`extend`](crate::Zero::extend) was used.
+    #[error(
+        "this model, or the one behind this loss, is from before `freeze`, `unfreeze` or `extend`; use the one that it \
+         returned, and run the forward pass again"
+    )]
+    Replaced,
 
     /// A parameter group without parameters.
     #[error(

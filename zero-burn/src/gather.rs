@@ -26,6 +26,8 @@ use burn::backend::{
 use burn::tensor::Tensor;
 use zero_core::ParameterIndex;
 
+use crate::ZeroError;
+use crate::base::Base;
 use crate::engine::Engine;
 use crate::uses::Use;
 
@@ -79,9 +81,12 @@ struct OnTape {
     used: Arc<Use>,
 }
 
+/// An engine that may be gone.
+
 #[derive(Clone)]
 struct WeakSource {
     engine: Weak<Engine>,
+    base: Weak<Base>,
     parameter: ParameterIndex,
 }
 
@@ -93,7 +98,13 @@ impl std::fmt::Debug for WeakSource {
 
 impl WeakSource {
     fn upgrade(&self) -> Option<Source> {
-        Some(Source { engine: self.engine.upgrade()?, parameter: self.parameter })
+        if let Some(engine) = self.engine.upgrade() {
+            return Some(Source { engine, parameter: self.parameter });
+        }
+        if let Some(base) = self.base.upgrade() {
+            base.phase.note(ZeroError::Replaced);
+        }
+        None
     }
 }
 
@@ -131,7 +142,7 @@ impl<B: GatherOps> RetroForward for GatherAgain<B> {
     fn forward(&self, states: &mut BackwardStates, out_node: NodeId) {
         let stand_in = states.get_state::<B::FloatTensorPrimitive>(&self.stand_in);
         let source = self.source.upgrade().expect(
-            "Burn's `backward` was called after the engine, its optimizer and its model were dropped: there is \
+            "backward was called after the engine, its optimizer and its model were dropped or replaced: there is \
              nothing left to gather from",
         );
         states.save(out_node, B::gather(stand_in, source));
@@ -143,7 +154,11 @@ where
     DispatchTensor: DispatchKindConversion<B>,
 {
     fn gather(stand_in: FloatTensor<Self>, source: Source) -> FloatTensor<Self> {
-        let weak = WeakSource { engine: Arc::downgrade(&source.engine), parameter: source.parameter };
+        let weak = WeakSource {
+            engine: Arc::downgrade(&source.engine),
+            base: Arc::downgrade(source.engine.base()),
+            parameter: source.parameter,
+        };
         let again =
             GatherAgain::<B> { stand_in: stand_in.node().id(), source: weak.clone(), backend: PhantomData };
         let (uses, version) = (source.engine.uses.clone(), source.engine.version());

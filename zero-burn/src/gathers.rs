@@ -6,8 +6,9 @@ use std::time::Instant;
 use burn::tensor::{Device, Tensor};
 use zero_comm::{CommError, OpKind, Work, WorkQueue};
 use zero_core::{Bytes, LookAhead, LookAheadOptions, LookAheadStatistics, ParameterIndex};
-use zero_offload::{HostBuffer, HostPool, PoolOptions};
+use zero_offload::{HostBuffer, HostPool};
 
+use crate::base::Base;
 use crate::engine::lock;
 use crate::host::lent_tensor;
 use crate::shared::Shared;
@@ -22,6 +23,8 @@ pub(crate) struct Gathers {
     pool: HostPool,
     /// Reads ahead, where reads may run beside compute.
     queue: Option<Arc<WorkQueue>>,
+    /// What was counted under earlier layouts.
+    counted: LookAheadStatistics,
     state: Mutex<State>,
 }
 
@@ -55,9 +58,9 @@ enum Resident {
 impl Gathers {
     pub(crate) fn new(
         windows: Windows,
-        device: Device,
-        queue: Option<Arc<WorkQueue>>,
+        base: &Base,
         options: LookAheadOptions,
+        counted: LookAheadStatistics,
     ) -> Arc<Self> {
         let layout = &windows.layout;
         let bytes = |numel: usize| Bytes::of(numel, windows.dtype);
@@ -67,12 +70,14 @@ impl Gathers {
         let beside = options.lookahead_bytes.get().saturating_add(options.reuse_bytes.get());
         let beside = beside.min(bytes(layout.numel()).get());
         let retain = Bytes::new(bytes(layout.largest_unit()).get().saturating_add(beside));
+        base.gathered.set_retain(retain);
         Arc::new(Self {
-            pool: HostPool::new(PoolOptions { retain }),
+            pool: base.gathered.clone(),
+            counted,
             state: Mutex::new(State { ahead: LookAhead::new(sizes, options), slots, round: 0, copies: 0 }),
             windows,
-            device,
-            queue,
+            device: base.device.clone(),
+            queue: base.reads.clone(),
         })
     }
 
@@ -135,7 +140,13 @@ impl Gathers {
 
     /// How often a parameter was found gathered, and how often not, since the engine began.
     pub(crate) fn statistics(&self) -> LookAheadStatistics {
-        lock(&self.state).ahead.statistics()
+        let LookAheadStatistics { hits, misses, wasted } = lock(&self.state).ahead.statistics();
+        let before = self.counted;
+        LookAheadStatistics {
+            hits: before.hits + hits,
+            misses: before.misses + misses,
+            wasted: before.wasted + wasted,
+        }
     }
 
     /// Starts to gather `parameters`, in order.

@@ -38,6 +38,8 @@ pub(crate) struct GradientStore {
     contributions: Vec<usize>,
     /// The first parameter whose gradient was not finite, of those that were looked at.
     not_finite: Option<ParameterIndex>,
+    /// Backwards since the last step.
+    backwards: usize,
     /// The weights of the losses since the last step, summed.
     weight: f64,
     /// The losses since the last step, each times its weight, summed.
@@ -82,6 +84,7 @@ impl GradientStore {
             filled: vec![false; parameters],
             contributions: vec![0; parameters],
             not_finite: None,
+            backwards: 0,
             weight: 0.0,
             weighted_loss: 0.0,
             failure: None,
@@ -233,10 +236,16 @@ impl GradientStore {
         for (total, arrived) in self.contributions.iter_mut().zip(&self.arrived) {
             *total += arrived;
         }
+        self.backwards += 1;
         self.weight += weight;
         if weight > 0.0 {
             self.weighted_loss += weight * loss;
         }
+    }
+
+    /// Whether no backward has ended since the last step. The same on all ranks.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.backwards == 0
     }
 
     /// Forgets all gradients since the last step.

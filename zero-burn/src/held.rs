@@ -1,13 +1,14 @@
 //! What one rank holds of every parameter.
 
 use std::ops::Range;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 use burn::tensor::{Device, Tensor};
 use zero_comm::CommError;
 use zero_core::{Bytes, DType, ParameterIndex, Rank, Stage};
 use zero_offload::HostPool;
 
+use crate::base::Base;
 use crate::engine::lock;
 use crate::floats::burn_dtype;
 use crate::host::{distinct_bytes, tensor_from_buffer};
@@ -32,18 +33,18 @@ pub(crate) struct Holdings {
     device: Device,
     /// Memory for replicas.
     pool: HostPool,
-    held: Mutex<Vec<Held>>,
+    held: Arc<Mutex<Vec<Held>>>,
 }
 
 impl Holdings {
-    pub(crate) const fn new(
-        windows: Windows,
-        stage: Stage,
-        device: Device,
-        pool: HostPool,
-        held: Vec<Held>,
-    ) -> Self {
-        Self { windows, stage, device, pool, held: Mutex::new(held) }
+    pub(crate) fn new(windows: Windows, base: &Base) -> Self {
+        Self {
+            windows,
+            stage: base.config.stage,
+            device: base.device.clone(),
+            pool: base.replicas.clone(),
+            held: Arc::clone(&base.held),
+        }
     }
 
     pub(crate) fn get(&self, parameter: ParameterIndex) -> Held {

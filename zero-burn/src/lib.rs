@@ -33,6 +33,7 @@
 //! - `shard`, `census`, `materialize`: from a module to its shards, and initial values.
 //! - `stand_in`, `gather`, `uses`: what a sharded module stores, the custom operation between a shard and its whole
 //!   parameter, and how often it stands on a tape.
+//! - `slot`, `base`, `succession`: the engine in charge, what it has whatever its layout, and how another one takes over.
 //! - `engine`: one rank's state of one model; `gradients`, `owned`: what lies between backward and step.
 //! - `optimizer`, `elementwise`: [`ZeroOptimizer`] and which optimizers qualify.
 //! - `host`, `shared`: tensors as host memory, gathered ones that are still alive; `report`: [`MemoryReport`].
@@ -44,6 +45,8 @@
 #[cfg(not(feature = "flex"))]
 compile_error!("zero-burn needs a backend: enable the feature `flex`");
 
+mod agreement;
+mod base;
 mod census;
 mod elementwise;
 mod engine;
@@ -59,14 +62,17 @@ mod ladder;
 mod materialize;
 mod optimizer;
 mod owned;
+mod phase;
 mod queues;
 mod reduction;
 mod report;
 mod shard;
 mod shared;
+mod slot;
 mod stand_in;
 mod statistics;
 mod stored;
+mod succession;
 mod uses;
 mod windows;
 mod zero;

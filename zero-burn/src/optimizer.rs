@@ -16,6 +16,7 @@ use crate::engine::Engine;
 use crate::error::NotFinite;
 use crate::group::{Group, GroupRate};
 use crate::report::MemoryReport;
+use crate::slot::Slot;
 use crate::stand_in::check_model;
 use crate::statistics::{Activity, Statistics};
 use crate::stored::Stored;
@@ -27,6 +28,8 @@ const CLIP_EPSILON: f64 = 1e-6;
 ///
 /// Holds the optimizer state of this rank's shards, and nothing else.
 pub struct ZeroOptimizer<O: Optimizer> {
+    slot: Arc<Slot>,
+    /// The one that `states` and `group_of` go by.
     engine: Arc<Engine>,
     /// The last one has what no other has.
     groups: Vec<Group<O>>,
@@ -75,12 +78,14 @@ impl<O: Optimizer> std::fmt::Debug for ZeroOptimizer<O> {
 }
 
 impl<O: Optimizer> ZeroOptimizer<O> {
-    pub(crate) fn new(engine: Arc<Engine>, optimizer: O) -> Result<Self, ZeroError> {
+    pub(crate) fn new(slot: Arc<Slot>, optimizer: O) -> Result<Self, ZeroError> {
+        let engine = slot.get()?;
         elementwise::check(&optimizer, &engine.device)?;
         let parameters = engine.layout.parameters().len();
         let rest = Group { pattern: String::from("*"), optimizer, rate: GroupRate::Times(1.0) };
         Ok(Self {
             counted: engine.statistics(),
+            slot,
             engine,
             groups: vec![rest],
             group_of: vec![0; parameters],
@@ -119,6 +124,7 @@ impl<O: Optimizer> ZeroOptimizer<O> {
         if self.step > 0 {
             return Err(ZeroError::GroupTooLate { pattern: pattern.to_owned() });
         }
+        self.follow()?;
         rate.check()?;
         elementwise::check(&optimizer, &self.engine.device)?;
         let (rest, matcher) = (self.groups.len() - 1, WildMatch::new(pattern));
@@ -167,8 +173,9 @@ impl<O: Optimizer> ZeroOptimizer<O> {
     /// # Errors
     ///
     /// [`ZeroError::InvalidLearningRate`]; [`ZeroError::NothingToStep`] without a backward since the last step;
-    /// [`ZeroError::ForeignModel`] for a model of another engine and [`ZeroError::ModelChanged`] for one whose
-    /// parameters were set outside of it, before anything is changed; [`ZeroError::StrayGradient`] and
+    /// [`ZeroError::ForeignModel`] for a model of another engine, [`ZeroError::Replaced`] for one from before
+    /// [`freeze`](crate::Zero::freeze) and its like, and [`ZeroError::ModelChanged`] for one whose parameters were set
+    /// outside of it, before anything is changed; [`ZeroError::StrayGradient`] and
     /// [`ZeroError::Unfrozen`] for gradients that should not have come; [`ZeroError::ScaleAtMinimum`], on all ranks, with
     /// the step skipped; [`ZeroError::Communication`] when another rank is lost.
     ///
@@ -180,6 +187,7 @@ impl<O: Optimizer> ZeroOptimizer<O> {
         lr: impl Into<ModuleLearningRate>,
         model: &mut M,
     ) -> Result<StepOutcome, ZeroError> {
+        self.follow()?;
         let engine = self.engine.clone();
         let rates = self.rates(&lr.into())?;
         engine.check()?;
@@ -187,6 +195,7 @@ impl<O: Optimizer> ZeroOptimizer<O> {
 
         let contributions = engine.contributions(&rates)?;
         if contributions.weight <= 0.0 {
+            engine.discard_gradients();
             return Err(ZeroError::NothingToStep);
         }
         let (mut gradients, arrived, sum_of_squares) = engine.take_gradients()?;
@@ -251,6 +260,23 @@ impl<O: Optimizer> ZeroOptimizer<O> {
     /// Steps skipped so far, because a gradient was not finite.
     pub fn skipped(&self) -> u64 {
         self.skipped
+    }
+
+    /// Goes on with the engine that is in charge now. Old parameters keep group and state, new ones fall into groups by
+    /// their paths.
+    fn follow(&mut self) -> Result<(), ZeroError> {
+        let engine = self.slot.get()?;
+        if Arc::ptr_eq(&engine, &self.engine) {
+            return Ok(());
+        }
+        for parameter in &engine.layout.parameters()[self.group_of.len()..] {
+            let is_member = |group: &Group<O>| WildMatch::new(&group.pattern).matches(parameter.name());
+            let rest = self.groups.len() - 1;
+            self.group_of.push(self.groups[..rest].iter().position(is_member).unwrap_or(rest));
+            self.states.push(None);
+        }
+        self.engine = engine;
+        Ok(())
     }
 
     /// The learning rate of each parameter.

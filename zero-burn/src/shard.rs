@@ -3,7 +3,7 @@
 //! Rank 0 alone draws, so that values depend on the seed and the model, not on the number of ranks: in-process
 //! ranks even share one random generator. At any moment it holds its shards and one whole parameter.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use burn::module::{Module, ModuleMapper, Param, ParamId};
@@ -12,23 +12,66 @@ use zero_comm::{CommError, Communicator, CommunicatorExt};
 use zero_core::{Layout, Parameter, ParameterIndex, ParameterSpec, Precision, Rank, ZeroConfig};
 
 use crate::ZeroError;
+use crate::agreement::agree;
+use crate::base::Base;
 use crate::census::Census;
-use crate::engine::Engine;
+use crate::engine::{Engine, lock};
 use crate::error::During;
 use crate::held::{Held, owned};
 use crate::host::HostTensor;
 use crate::materialize::generator;
-use crate::queues::Queues;
 use crate::stand_in::Attach;
 
 /// Builds the model on every rank and shards it.
 pub(crate) fn shard<M: Module>(
-    config: &ZeroConfig,
-    comm: &Arc<dyn Communicator>,
-    queues: Queues,
+    base: Base,
     device: &Device,
     build: impl FnOnce(&Device) -> M,
 ) -> Result<(M, Arc<Engine>), ZeroError> {
+    let base = Arc::new(base);
+    let built = build_and_deal(&base, device, base.config.seed, None, settings(&base.config), build)?;
+    let (model, engine) = built.take_up(&base, None)?;
+    let attach = Attach { engine: &engine, device, held_back: HashSet::new() };
+    Ok((model.apply_reparameterization(attach), engine))
+}
+
+/// A model whose new parameters have been dealt out.
+pub(crate) struct Dealt<M> {
+    model: M,
+    census: Census,
+    /// Of the new parameters.
+    held: Vec<Held>,
+}
+
+impl<M> Dealt<M> {
+    /// Makes the engine of the model, which shows the new parameters to all ranks. Collective.
+    pub(crate) fn take_up(
+        self,
+        base: &Arc<Base>,
+        previous: Option<&Engine>,
+    ) -> Result<(M, Arc<Engine>), ZeroError> {
+        let Self { model, census: Census { specs, positions, known, .. }, held } = self;
+        let new: Vec<_> = (known..specs.len()).map(ParameterIndex::new).collect();
+        let layout = lay_out(base, specs)?;
+        let ids = positions.into_iter().map(|(id, position)| (id, ParameterIndex::new(position))).collect();
+        lock(&base.held).extend(held);
+        let engine = Arc::new(Engine::new(Arc::clone(base), layout, ids, previous));
+        engine.publish(&new).during(|| String::from("publishing initial parameters"))?;
+        Ok((model, engine))
+    }
+}
+
+/// Builds a model on every rank and deals out the parameters that `engine`, if there is one, does not know. `what` has
+/// to be the same on all ranks.
+pub(crate) fn build_and_deal<M: Module>(
+    base: &Base,
+    device: &Device,
+    seed: u64,
+    engine: Option<&Engine>,
+    mut what: Vec<String>,
+    build: impl FnOnce(&Device) -> M,
+) -> Result<Dealt<M>, ZeroError> {
+    let (config, comm) = (&base.config, base.comm.as_ref());
     let root = comm.rank() == Rank::ROOT;
     let abort = |error: ZeroError| {
         // The others wait for this rank's part in what follows.
@@ -40,31 +83,41 @@ pub(crate) fn shard<M: Module>(
         // After the others: what their constructors draw must not come between the seed and ours.
         comm.barrier("before rank 0 builds the model").during(building)?;
         drawing = Some(generator(config).map_err(abort)?);
-        device.seed(config.seed);
+        device.seed(seed);
         let model = build(device);
-        let census = Census::of(&model, device).map_err(abort)?;
-        (model.map(&mut DropAliases::default()), census)
+        let census = Census::of(&model, device, engine).map_err(abort)?;
+        (model, census)
     } else {
         let model = {
             let _drawing = generator(config).map_err(abort)?;
             // Only parameters are dealt out by rank 0: whatever else is drawn has to be the same by itself.
-            device.seed(config.seed);
+            device.seed(seed);
             build(device)
         };
-        let census = Census::of(&model, device).map_err(abort)?;
+        let census = Census::of(&model, device, engine).map_err(abort)?;
         comm.barrier("before rank 0 builds the model").during(building)?;
         (model, census)
     };
-    agree(config, comm.as_ref(), &census.specs).map_err(abort)?;
+    what.extend(census.specs.iter().map(describe));
+    agree(comm, &what)?;
+    if let Some(engine) = engine {
+        let lost =
+            census.specs.iter().zip(engine.layout.parameters()).filter(|(spec, _)| spec.name.is_empty());
+        let names: Vec<_> = lost.map(|(_, parameter)| parameter.name().to_owned()).collect();
+        if !names.is_empty() {
+            return Err(ZeroError::ParametersLost { names });
+        }
+    }
 
-    let inner = device.clone().inner();
-    let lay_out = |specs| {
-        Layout::new(specs, comm.world_size(), config.layout_options()).map_err(|error| abort(error.into()))
-    };
     // Which parameters are trainable is not known yet; partitions do not depend on it.
-    let partitions = lay_out(census.specs.clone())?;
-    let dealer = Dealer { config, comm: comm.as_ref(), device: &inner, layout: &partitions };
+    let partitions = lay_out(base, census.specs.clone())?;
+    let dealer = Dealer { config, comm, device: &base.device, layout: &partitions };
     let (model, held) = if root {
+        let model = model.map(&mut DropAliases {
+            known: census.known,
+            positions: &census.positions,
+            done: HashSet::new(),
+        });
         let mut dealing =
             Dealing { dealer, census: &mut census, done: HashSet::new(), held: Vec::new(), error: None };
         let model = model.map(&mut dealing);
@@ -74,28 +127,31 @@ pub(crate) fn shard<M: Module>(
             None => (model, held),
         }
     } else {
-        let held = partitions.parameters().iter().map(|parameter| dealer.receive(parameter));
+        let new = partitions.parameters().iter().skip(census.known);
+        let held = new.map(|parameter| dealer.receive(parameter));
         let held = held.collect::<Result<_, _>>().during(|| String::from("receiving initial values"))?;
         (model, held)
     };
     drop(drawing);
-    share_trainable(comm.as_ref(), &mut census.specs).during(building)?;
+    share_trainable(comm, &mut census.specs).during(building)?;
+    Ok(Dealt { model, census, held })
+}
 
-    let layout = lay_out(census.specs)?;
-    let ids = census.positions.iter().map(|(&id, &position)| (id, ParameterIndex::new(position))).collect();
-    let engine = Arc::new(Engine::new(config.clone(), queues, comm.clone(), inner, layout, ids, held));
-    let all: Vec<_> = engine.layout.parameters().iter().map(|parameter| parameter.index()).collect();
-    engine.publish(&all).during(|| String::from("publishing initial parameters"))?;
-    let model = model.apply_reparameterization(Attach { engine: &engine, device });
-    Ok((model, engine))
+/// The layout of `specs`. What cannot be laid out fails the communicator.
+pub(crate) fn lay_out(base: &Base, specs: Vec<ParameterSpec>) -> Result<Layout, ZeroError> {
+    Layout::new(specs, base.comm.world_size(), base.config.layout_options()).map_err(|error| {
+        let error = ZeroError::from(error);
+        base.comm.abort(&error.to_string());
+        error
+    })
 }
 
 fn building() -> String {
     String::from("building the model")
 }
 
-/// Refuses models and configurations that differ between ranks, naming the first difference.
-fn agree(config: &ZeroConfig, comm: &dyn Communicator, specs: &[ParameterSpec]) -> Result<(), ZeroError> {
+/// The configuration as far as it has to be the same on all ranks.
+fn settings(config: &ZeroConfig) -> Vec<String> {
     // Every key is named, so that a new one cannot be forgotten. How long a rank waits, and what it gathers ahead and
     // keeps, is its own affair.
     let ZeroConfig {
@@ -115,7 +171,7 @@ fn agree(config: &ZeroConfig, comm: &dyn Communicator, specs: &[ParameterSpec]) 
         loss_scale: _,
     } = config;
     let Precision { compute, reduce: _, accumulate, optimizer_state } = precision;
-    let settings = [
+    vec![
         stage.to_string(),
         format!("bucket_bytes = {}", bucket_bytes.get()),
         format!("persistence_threshold = {persistence_threshold}"),
@@ -129,26 +185,11 @@ fn agree(config: &ZeroConfig, comm: &dyn Communicator, specs: &[ParameterSpec]) 
         format!("precision.accumulate = {accumulate}"),
         format!("precision.optimizer_state = {optimizer_state}"),
         format!("loss_scale = {:?}", config.loss_scaling()),
-    ];
-    let describe = |spec: &ParameterSpec| {
-        format!("parameter {} {:?} {}", spec.name, spec.shape, spec.aliases.join(" ")).trim_end().to_owned()
-    };
-    let mine: Vec<String> = settings.into_iter().chain(specs.iter().map(describe)).collect();
-    let text = mine.join("\n").into_bytes();
-    let roots = comm.broadcast_bytes(text, Rank::ROOT, "configuration and parameters").during(building)?;
-    let roots = String::from_utf8_lossy(&roots).into_owned();
-    let roots: Vec<&str> = roots.lines().collect();
-    let line = |lines: &[&str], at: usize| lines.get(at).map_or("nothing more", |line| line).to_owned();
-    let mine: Vec<&str> = mine.iter().map(String::as_str).collect();
-    let lines = mine.len().max(roots.len());
-    match (0..lines).find(|&at| mine.get(at) != roots.get(at)) {
-        None => Ok(()),
-        Some(at) => Err(ZeroError::RanksDiffer {
-            rank: comm.rank(),
-            here: line(&mine, at),
-            on_root: line(&roots, at),
-        }),
-    }
+    ]
+}
+
+fn describe(spec: &ParameterSpec) -> String {
+    format!("parameter {} {:?} {}", spec.name, spec.shape, spec.aliases.join(" ")).trim_end().to_owned()
 }
 
 /// Only rank 0 has initialised its parameters, and with them knows which are trainable.
@@ -213,12 +254,21 @@ impl Dealer<'_> {
 }
 
 /// Takes the value out of all but the first of tied parameters, which would keep it alive when the first is sharded.
-#[derive(Default)]
-struct DropAliases(HashSet<ParamId>);
+struct DropAliases<'a> {
+    /// How many parameters have been sharded before.
+    known: usize,
+    positions: &'a HashMap<ParamId, usize>,
+    done: HashSet<ParamId>,
+}
 
-impl ModuleMapper for DropAliases {
+impl ModuleMapper for DropAliases<'_> {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        if self.0.insert(param.id) { param } else { placeholder(param.id, &param.lazy_device()) }
+        let is_new = self.positions.get(&param.id).is_some_and(|position| *position >= self.known);
+        if !is_new || self.done.insert(param.id) {
+            param
+        } else {
+            placeholder(param.id, &param.lazy_device())
+        }
     }
 }
 
@@ -239,6 +289,9 @@ struct Dealing<'a> {
 impl ModuleMapper for Dealing<'_> {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         let Some(&position) = self.census.positions.get(&param.id) else { return param };
+        if position < self.census.known {
+            return param;
+        }
         let id = param.id;
         if self.error.is_some() || !self.done.insert(id) {
             return placeholder(id, self.dealer.device);

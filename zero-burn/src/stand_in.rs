@@ -12,9 +12,9 @@ use burn::tensor::{Device, Shape, Tensor};
 use zero_core::ParameterIndex;
 
 use crate::ZeroError;
-use crate::engine::Engine;
+use crate::engine::{Engine, Standing};
 use crate::gather::{GatherOps, Source};
-use crate::host::same_storage;
+use crate::host::{HostTensor, same_storage};
 
 /// Makes `Param::val` give the gathered parameter.
 #[derive(Module, Debug)]
@@ -27,6 +27,9 @@ impl Reparameterization for Sharded {
     const NAME: &'static str = "zero";
 
     fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
+        if self.source.engine.standing() == Standing::Leaving {
+            return base;
+        }
         Tensor::from_dispatch(<Dispatch as GatherOps>::gather(base.into_dispatch(), self.source.clone()))
     }
 }
@@ -35,6 +38,8 @@ impl Reparameterization for Sharded {
 pub(crate) struct Attach<'a> {
     pub(crate) engine: &'a Arc<Engine>,
     pub(crate) device: &'a Device,
+    /// Trainable ones that the module alone keeps from training (`no_grad`).
+    pub(crate) held_back: HashSet<ParameterIndex>,
 }
 
 impl Reparameterizer for Attach<'_> {
@@ -49,7 +54,9 @@ impl Reparameterizer for Attach<'_> {
         let source = Source { engine: self.engine.clone(), parameter };
         let (saved, loaded) = (source.clone(), source.clone());
         let shape = Shape::from(self.engine.shape(parameter));
-        let stand_in = Param::initialized(param.id, stand_in::<D>(self.engine, parameter, self.device))
+        let stand_in = stand_in::<D>(self.engine, parameter, self.device);
+        let graded = self.engine.parameter(parameter).trainable() && !self.held_back.contains(&parameter);
+        let stand_in = Param::initialized(param.id, stand_in.set_require_grad(graded))
             // A record gets the whole parameter.
             .save_mapper(move |_| saved.engine.master_or_nan(parameter).reshape::<D, _>(shape.clone()))
             .load_mapper(move |value| {
@@ -67,11 +74,18 @@ fn stand_in<const D: usize>(engine: &Engine, parameter: ParameterIndex, device: 
         false => engine.stand_ins[parameter.index()].clone().reshape([1; D]).expand(Shape::from(shape)),
     };
     let stand_in = Tensor::from_inner(stand_in);
-    let stand_in = match device.gradient_checkpointing_strategy() {
+    match device.gradient_checkpointing_strategy() {
         Some(strategy) => stand_in.with_gradient_checkpointing_strategy(strategy),
         None => stand_in,
-    };
-    stand_in.set_require_grad(engine.parameter(parameter).trainable())
+    }
+}
+
+/// Takes a model off its engine, which is on its way out: what is left are the stand-ins.
+pub(crate) fn detach<M: Module>(model: M, engine: &Engine) -> M {
+    engine.set_standing(Standing::Leaving);
+    let model = model.materialize();
+    engine.set_standing(Standing::Replaced);
+    model
 }
 
 /// A whole model on its own: no engine behind its values or its records.
@@ -94,8 +108,37 @@ pub(crate) fn unshard<M: Module>(model: &M, engine: &Engine) -> M {
 
 /// Refuses a model that is not the engine's, or in which parameters were changed behind the engine's back: values are
 /// the engine's, so such a change would be lost without a word.
-pub(crate) fn check_model<M: Module>(model: &M, engine: &Engine) -> Result<(), ZeroError> {
-    let mut check = Check { engine, path: Vec::new(), visited: None, sharded: HashSet::new(), error: None };
+///
+/// Gives the trainable parameters that the module alone keeps from training.
+pub(crate) fn check_model<M: Module>(
+    model: &M,
+    engine: &Engine,
+) -> Result<HashSet<ParameterIndex>, ZeroError> {
+    check(model, engine, false)
+}
+
+/// As [`check_model`], for a model that may have parameters that the engine does not know.
+pub(crate) fn check_extended<M: Module>(
+    model: &M,
+    engine: &Engine,
+) -> Result<HashSet<ParameterIndex>, ZeroError> {
+    check(model, engine, true)
+}
+
+fn check<M: Module>(
+    model: &M,
+    engine: &Engine,
+    newcomers: bool,
+) -> Result<HashSet<ParameterIndex>, ZeroError> {
+    let mut check = Check {
+        engine,
+        newcomers,
+        path: Vec::new(),
+        visited: None,
+        sharded: HashSet::new(),
+        held_back: HashSet::new(),
+        error: None,
+    };
     model.visit(&mut check);
     let mut parameters = engine.layout.parameters().iter();
     let missing = parameters.find(|parameter| !check.sharded.contains(&parameter.index()));
@@ -105,16 +148,19 @@ pub(crate) fn check_model<M: Module>(model: &M, engine: &Engine) -> Result<(), Z
             Err(ZeroError::ForeignModel { name: missing.name().to_owned() })
         }
         (_, Some(error)) => Err(error),
-        (_, None) => Ok(()),
+        (_, None) => Ok(check.held_back),
     }
 }
 
 struct Check<'a> {
     engine: &'a Engine,
+    /// Whether parameters that the engine does not know may be there, and trainable.
+    newcomers: bool,
     path: Vec<String>,
     /// The parameter visited last: its reparameterization is entered next, if it has one.
     visited: Option<ParameterIndex>,
     sharded: HashSet<ParameterIndex>,
+    held_back: HashSet<ParameterIndex>,
     error: Option<ZeroError>,
 }
 
@@ -133,14 +179,22 @@ impl ModuleVisitor for Check<'_> {
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         self.visited = self.engine.ids.get(&param.id).copied();
-        let changed = match self.visited {
-            Some(parameter) => !is_stand_in(param, self.engine, parameter),
+        let error = match self.visited {
+            Some(parameter) if is_stand_in(param, self.engine, parameter) => {
+                if self.engine.parameter(parameter).trainable() && !param.is_require_grad() {
+                    self.held_back.insert(parameter);
+                }
+                None
+            }
+            Some(_) if is_old_stand_in(param) => Some(ZeroError::Replaced),
+            Some(_) => Some(ZeroError::ModelChanged { name: self.path.join(".") }),
             // A frozen newcomer, or a layer's own state, is no concern of the engine's. To ask an uninitialised one would
             // initialise it.
-            None => !param.is_initialized() || param.is_require_grad(),
+            None if self.newcomers || (param.is_initialized() && !param.is_require_grad()) => None,
+            None => Some(ZeroError::ModelChanged { name: self.path.join(".") }),
         };
-        if changed {
-            self.error.get_or_insert_with(|| ZeroError::ModelChanged { name: self.path.join(".") });
+        if let Some(error) = error {
+            self.error.get_or_insert(error);
         }
     }
 }
@@ -152,4 +206,15 @@ fn is_stand_in<const D: usize>(param: &Param<Tensor<D>>, engine: &Engine, parame
         return false;
     }
     given.numel() == 0 || same_storage(param.base().inner(), engine.stand_ins[parameter.index()].clone())
+}
+
+/// Whether `param` stores the stand-in of an earlier engine: one NaN for all of its elements.
+fn is_old_stand_in<const D: usize>(param: &Param<Tensor<D>>) -> bool {
+    let numel = param.shape().num_elements();
+    if numel == 0 {
+        return false;
+    }
+    let first = param.base().inner().slice(std::array::from_fn::<_, D, _>(|_| 0..1)).reshape([1]);
+    let is_nan = first.clone().into_data().iter::<f32>().all(f32::is_nan);
+    is_nan && HostTensor::in_place(first).is_some_and(|host| host.allocation().len() == size_of::<f32>())
 }

@@ -1,6 +1,6 @@
 //! The value that owns everything: one rank's handle to one sharded model.
 
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex};
 
 use burn::module::Module;
 use burn::optim::Optimizer;
@@ -9,13 +9,15 @@ use zero_comm::{Communicator, CommunicatorExt, ReduceOp};
 use zero_core::{Layout, ZeroConfig};
 
 use crate::ZeroError;
+use crate::base::Base;
 use crate::engine::{Engine, lock};
 use crate::error::During;
 use crate::optimizer::ZeroOptimizer;
 use crate::queues::Queues;
 use crate::report::MemoryReport;
+use crate::slot::Slot;
 use crate::statistics::{Statistics, TraceEvent};
-use crate::{shard, stand_in};
+use crate::{shard, stand_in, succession};
 
 /// One rank's ZeRO engine for one model.
 ///
@@ -28,7 +30,7 @@ pub struct Zero {
     device: Device,
     /// For the engine, until it is made.
     queues: Mutex<Queues>,
-    engine: OnceLock<Arc<Engine>>,
+    slot: Arc<Slot>,
     // Two threads of one rank must not shard at once.
     sharding: Mutex<()>,
 }
@@ -60,7 +62,7 @@ impl Zero {
             false if gathers => device.autodiff().gradient_checkpointing(),
             _ => device.autodiff(),
         };
-        Ok(Self { config, comm, device, queues, engine: OnceLock::new(), sharding: Mutex::new(()) })
+        Ok(Self { config, comm, device, queues, slot: Arc::default(), sharding: Mutex::new(()) })
     }
 
     /// The configuration.
@@ -99,15 +101,113 @@ impl Zero {
     /// [`ZeroError::Layout`], [`ZeroError::GeneratorBusy`], [`ZeroError::Communication`]. All but the first fail the
     /// engine's communicator, and with it the world: the other ranks wait for this one.
     pub fn shard<M: Module>(&self, build: impl FnOnce(&Device) -> M) -> Result<M, ZeroError> {
-        let _guard = self.sharding.lock();
-        if self.engine.get().is_some() {
+        let _guard = lock(&self.sharding);
+        if self.slot.get().is_ok() {
             return Err(ZeroError::AlreadySharded);
         }
-        let (model, engine) = {
-            let queues = std::mem::take(&mut *lock(&self.queues));
-            shard::shard(&self.config, &self.comm, queues, &self.device, build)?
-        };
-        self.engine.get_or_init(|| engine);
+        let queues = std::mem::take(&mut *lock(&self.queues));
+        let inner = self.device.clone().inner();
+        let base = Base::new(self.config.clone(), queues, self.comm.clone(), inner);
+        let (model, engine) = shard::shard(base, &self.device, build)?;
+        self.slot.set(engine);
+        Ok(model)
+    }
+
+    /// Stops training the parameters whose module path matches `pattern`, in which `*` stands for any characters and
+    /// `?` for one. Collective; gives the model to go on with.
+    ///
+    /// They keep their values, have no gradient, do not count in the norm, and take no part in reductions. Their
+    /// optimizer state is kept for when they are [unfrozen](Self::unfreeze); [`layout`](Self::layout) and plans made of it
+    /// know nothing of it. A tied parameter goes by the first of its paths. Parameters that the module alone keeps from
+    /// training (`no_grad`) stay so, unless they match.
+    ///
+    /// Optimizers go on as they are. The model that was given, and clones of it, are no use any more: they give NaN, and
+    /// the next call says so. Where the call is refused, they are still good: pass a clone to keep one.
+    ///
+    /// ```
+    /// # use burn::{nn::LinearConfig, optim::AdamWConfig, tensor::{Device, Tensor}};
+    /// # use zero_burn::{LocalWorld, WorldSize, Zero, ZeroConfig, ZeroError};
+    /// # LocalWorld::new(WorldSize::ONE).run(|comm| -> Result<(), ZeroError> {
+    /// # let zero = Zero::new(ZeroConfig::default(), &comm, Device::default())?;
+    /// let model = zero.shard(|device| LinearConfig::new(8, 4).init(device))?;
+    /// let mut optimizer = zero.optimizer(AdamWConfig::new().build())?;
+    /// let mut model = zero.freeze(model, "*bias")?;
+    /// zero.backward(model.forward(Tensor::<2>::ones([2, 8], zero.device())).mean())?;
+    /// optimizer.step(1e-3, &mut model)?; // the weight alone
+    /// let model = zero.unfreeze(model, "*")?;
+    /// # drop(model);
+    /// # Ok(())
+    /// # }).unwrap();
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`ZeroError::GradientsPending`] between a backward and its step, [`ZeroError::NoSuchParameter`],
+    /// [`ZeroError::ForeignModel`], [`ZeroError::ModelChanged`] and [`ZeroError::Replaced`] as by
+    /// [`ZeroOptimizer::step`]: nothing has changed. [`ZeroError::RanksDiffer`] where another rank gives another
+    /// pattern, which fails the engine, and [`ZeroError::Communication`].
+    pub fn freeze<M: Module>(&self, model: M, pattern: &str) -> Result<M, ZeroError> {
+        self.set_trainable(model, pattern, false)
+    }
+
+    /// Trains the parameters whose module path matches `pattern`, be they frozen by [`freeze`](Self::freeze) or since the
+    /// model was sharded. Collective; gives the model to go on with. As `freeze` in all else.
+    ///
+    /// Optimizer state from before they were frozen is used again as it was.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`freeze`](Self::freeze).
+    pub fn unfreeze<M: Module>(&self, model: M, pattern: &str) -> Result<M, ZeroError> {
+        self.set_trainable(model, pattern, true)
+    }
+
+    fn set_trainable<M: Module>(&self, model: M, pattern: &str, trainable: bool) -> Result<M, ZeroError> {
+        let _guard = lock(&self.sharding);
+        let (model, engine) =
+            succession::set_trainable(&self.engine()?, &self.device, model, pattern, trainable)?;
+        self.slot.set(engine);
+        Ok(model)
+    }
+
+    /// Adds parameters: `add` makes a larger model of `model`, of the same type or around it, and what is new in it is
+    /// sharded. Collective; gives the model to go on with.
+    ///
+    /// `add` moves the old parameters as they are, and leaves none out; their paths may change. Values, optimizer state
+    /// and parameter group stay theirs. The new ones come last in the [`layout`](Self::layout), and go to the first
+    /// group whose pattern matches. Initial values are drawn on rank 0, from the configuration's seed plus the number of
+    /// parameters so far: those of [`materialize`](crate::materialize) with that seed, for what is new alone.
+    ///
+    /// What becomes of the model that was given is told at [`freeze`](Self::freeze).
+    ///
+    /// ```
+    /// # use burn::{nn::{Linear, LinearConfig}, tensor::Device};
+    /// # use zero_burn::{LocalWorld, WorldSize, Zero, ZeroConfig, ZeroError};
+    /// # LocalWorld::new(WorldSize::ONE).run(|comm| -> Result<(), ZeroError> {
+    /// # let zero = Zero::new(ZeroConfig::default(), &comm, Device::default())?;
+    /// let model: Vec<Linear> = zero.shard(|device| vec![LinearConfig::new(8, 8).init(device)])?;
+    /// let model = zero.extend(model, |mut layers, device| {
+    ///     layers.push(LinearConfig::new(8, 8).init(device));
+    ///     layers
+    /// })?;
+    /// # assert_eq!(model.len(), 2);
+    /// # Ok(())
+    /// # }).unwrap();
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`ZeroError::GradientsPending`] between a backward and its step, [`ZeroError::ParametersLost`],
+    /// [`ZeroError::ForeignModel`], [`ZeroError::ModelChanged`] and [`ZeroError::Replaced`] for `model`: nothing has
+    /// changed. The others are those of [`shard`](Self::shard), for what `add` gives, and fail the engine as there.
+    pub fn extend<M: Module, N: Module>(
+        &self,
+        model: M,
+        add: impl FnOnce(M, &Device) -> N,
+    ) -> Result<N, ZeroError> {
+        let _guard = lock(&self.sharding);
+        let (model, engine) = succession::extend(&self.engine()?, &self.device, model, add)?;
+        self.slot.set(engine);
         Ok(model)
     }
 
@@ -121,7 +221,7 @@ impl Zero {
     /// [`ZeroError::NotElementwise`] for an optimizer that needs whole matrices (it is tried on a small one),
     /// [`ZeroError::NotSharded`].
     pub fn optimizer<O: Optimizer>(&self, optimizer: O) -> Result<ZeroOptimizer<O>, ZeroError> {
-        ZeroOptimizer::new(self.engine()?.clone(), optimizer)
+        ZeroOptimizer::new(Arc::clone(&self.slot), optimizer)
     }
 
     /// Computes the gradients of `loss` (one element) and starts them on their way. Collective.
@@ -185,7 +285,7 @@ impl Zero {
     /// [`ZeroError::Communication`] when another rank's shards cannot be read.
     pub fn unshard<M: Module>(&self, model: &M) -> Result<M, ZeroError> {
         let engine = self.engine()?;
-        let whole = stand_in::unshard(model, engine);
+        let whole = stand_in::unshard(model, &engine);
         engine.check()?;
         Ok(whole)
     }
@@ -239,13 +339,13 @@ impl Zero {
         self.engine()?.check()
     }
 
-    /// How the model is laid out over the ranks.
+    /// How the model is laid out over the ranks, as of now: [`freeze`](Self::freeze) and its like make another one.
     ///
     /// # Errors
     ///
     /// [`ZeroError::NotSharded`].
-    pub fn layout(&self) -> Result<&Layout, ZeroError> {
-        Ok(&self.engine()?.layout)
+    pub fn layout(&self) -> Result<Arc<Layout>, ZeroError> {
+        Ok(Arc::clone(&self.engine()?.layout))
     }
 
     /// What this rank holds, measured. Local.
@@ -280,7 +380,7 @@ impl Zero {
         Ok(())
     }
 
-    fn engine(&self) -> Result<&Arc<Engine>, ZeroError> {
-        self.engine.get().ok_or(ZeroError::NotSharded)
+    fn engine(&self) -> Result<Arc<Engine>, ZeroError> {
+        self.slot.get()
     }
 }

@@ -78,7 +78,8 @@ fn what_is_held_is_what_was_planned() {
                     }
                     comm.barrier("looked at the peak").unwrap();
                     let mut optimizer = zero.optimizer(burn::optim::AdamWConfig::new().build())?;
-                    let plan = plan_largest(zero.layout()?, stage, DType::F32, OptimizerCost::ADAMW);
+                    let layout = zero.layout()?;
+                    let plan = plan_largest(&layout, stage, DType::F32, OptimizerCost::ADAMW);
 
                     for step in 0..3 {
                         zero.reset_gathered_peak()?;
@@ -148,7 +149,7 @@ fn what_is_held_is_what_was_planned() {
 
 /// Sharding takes the parameters that stay, and one whole parameter at a time on the rank that draws it.
 fn check_peak_of_sharding(idle: usize, zero: &Zero, stage: Stage, at: &str) {
-    let layout = zero.layout().unwrap();
+    let layout = &*zero.layout().unwrap();
     let of =
         |rank| zero_burn::plan(layout, stage, DType::F32, OptimizerCost::ADAMW, rank).state.parameters.get();
     let stays: u64 = layout.world_size().ranks().map(of).sum();
@@ -168,7 +169,7 @@ fn check_peak_of_sharding(idle: usize, zero: &Zero, stage: Stage, at: &str) {
 /// All ranks stand at the end of their third backward: their state, the buffers kept for reuse, and what each thread of
 /// Burn keeps for its matrix products are alive. Gives the last, in bytes: it must not depend on the stage.
 fn unaccounted(idle: usize, zero: &Zero, stage: Stage, kept: i64) -> i64 {
-    let layout = zero.layout().unwrap();
+    let layout = &*zero.layout().unwrap();
     let of =
         |rank| zero_burn::plan(layout, stage, DType::F32, OptimizerCost::ADAMW, rank).state.total().get();
     let state: u64 = layout.world_size().ranks().map(of).sum();

@@ -42,15 +42,22 @@ impl Default for PoolOptions {
 /// assert_eq!(pool.idle(), Bytes::new(60)); // the large one would not have fitted
 /// assert_eq!(pool.peak(), Bytes::new(260));
 /// ```
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct HostPool {
     shared: Arc<Shared>,
+}
+
+impl Default for HostPool {
+    fn default() -> Self {
+        Self::new(PoolOptions::default())
+    }
 }
 
 impl HostPool {
     /// An empty pool.
     pub fn new(options: PoolOptions) -> Self {
-        Self { shared: Arc::new(Shared { options, state: Mutex::default() }) }
+        let state = State { retain: options.retain.get(), ..State::default() };
+        Self { shared: Arc::new(Shared { state: Mutex::new(state) }) }
     }
 
     /// Lends a buffer of exactly `bytes` bytes.
@@ -86,6 +93,20 @@ impl HostPool {
         state.peak = state.live;
     }
 
+    /// Changes how many bytes of idle memory may be kept: [`PoolOptions::retain`]. What is idle beyond it is freed, the
+    /// buffers that have been idle longest first.
+    pub fn set_retain(&self, retain: Bytes) {
+        let mut freed = Vec::new();
+        let mut state = self.shared.lock();
+        state.retain = retain.get();
+        while state.idle.bytes > state.retain {
+            freed.extend(state.idle.pop_oldest());
+        }
+        // Freeing is for after the lock.
+        drop(state);
+        drop(freed);
+    }
+
     /// Bytes kept for reuse now; never more than [`PoolOptions::retain`].
     pub fn idle(&self) -> Bytes {
         Bytes::new(self.shared.lock().idle.bytes)
@@ -104,9 +125,7 @@ impl HostPool {
 }
 
 /// What the handles of a pool and its buffers share.
-#[derive(Default)]
 pub(crate) struct Shared {
-    options: PoolOptions,
     state: Mutex<State>,
 }
 
@@ -139,7 +158,7 @@ impl Shared {
         let mut freed = Vec::new();
         let mut state = self.lock();
         state.live -= bytes;
-        let retain = self.options.retain.get();
+        let retain = state.retain;
         if bytes > retain {
             freed.push(memory);
         } else {
@@ -163,7 +182,7 @@ impl fmt::Debug for Shared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let state = self.lock();
         f.debug_struct("Shared")
-            .field("options", &self.options)
+            .field("retain", &state.retain)
             .field("live", &state.live)
             .field("peak", &state.peak)
             .field("idle", &state.idle.bytes)
@@ -174,6 +193,8 @@ impl fmt::Debug for Shared {
 
 #[derive(Default)]
 struct State {
+    /// The most idle bytes.
+    retain: u64,
     live: u64,
     peak: u64,
     allocations: u64,

@@ -105,6 +105,21 @@ fn trim_frees_idle_memory_and_leaves_loans_alone() {
 }
 
 #[test]
+fn what_may_be_kept_can_be_changed() {
+    let pool = pool(0);
+    drop(pool.take(8));
+    assert_eq!(pool.idle(), Bytes::ZERO);
+    pool.set_retain(Bytes::new(30));
+    drop([pool.take(8), pool.take(12), pool.take(10)]);
+    assert_eq!(pool.idle(), Bytes::new(30));
+    pool.set_retain(Bytes::new(25));
+    // The oldest has gone.
+    assert_eq!(counts(&pool), [0, 30, 22, 4]);
+    drop(pool.take(12));
+    assert_eq!(pool.allocations(), 4);
+}
+
+#[test]
 fn the_peak_starts_again_at_what_is_live() {
     let pool = pool(0);
     let kept = pool.take(10);

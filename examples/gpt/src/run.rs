@@ -102,7 +102,7 @@ pub fn run(settings: &Settings) -> Result<ExitCode> {
             if root {
                 finish(&learner, settings, &curve, &device)?;
                 if let (Some(measured), Ok(layout)) = (curve.last.memory, learner.zero().layout()) {
-                    say!("{}", report::memory_table(layout, settings.zero.stage, &measured)?);
+                    say!("{}", report::memory_table(&layout, settings.zero.stage, &measured)?);
                 }
             }
             // The other ranks are done here; what rank 0 generates from is left in their windows.

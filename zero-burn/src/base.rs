@@ -1,0 +1,75 @@
+//! What an engine has whatever the layout of its model is: all that stays when another engine takes its place.
+
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex};
+
+use burn::tensor::Device;
+use zero_comm::{Communicator, WorkQueue};
+use zero_core::{LossScale, StateBytes, ZeroConfig};
+use zero_offload::HostPool;
+
+use crate::held::Held;
+use crate::ladder::Ladder;
+use crate::phase::Phase;
+use crate::queues::Queues;
+use crate::statistics::Recorder;
+
+/// The part of an engine that does not depend on its layout.
+#[derive(Debug)]
+pub(crate) struct Base {
+    pub(crate) config: ZeroConfig,
+    pub(crate) comm: Arc<dyn Communicator>,
+    /// Where parameters live, without autodiff.
+    pub(crate) device: Device,
+    /// Reduces gradients beside compute.
+    pub(crate) reductions: Option<WorkQueue>,
+    /// Reads beside compute.
+    pub(crate) reads: Option<Arc<WorkQueue>>,
+    pub(crate) recorder: Arc<Recorder>,
+    pub(crate) ladder: Ladder,
+    /// By parameter.
+    pub(crate) held: Arc<Mutex<Vec<Held>>>,
+    /// Parameters that are gathered on demand.
+    pub(crate) gathered: HostPool,
+    /// Gradient buckets and what else a step needs for a moment.
+    pub(crate) scratch: HostPool,
+    /// Sums of gradients.
+    pub(crate) sums: HostPool,
+    /// Parameters that stay gathered.
+    pub(crate) replicas: HostPool,
+    pub(crate) scale: Mutex<LossScale>,
+    /// Counts changes of parameters.
+    pub(crate) version: AtomicU64,
+    pub(crate) phase: Phase,
+    pub(crate) after_backward: Mutex<StateBytes>,
+    pub(crate) optimizer_bytes: AtomicU64,
+}
+
+impl Base {
+    pub(crate) fn new(
+        config: ZeroConfig,
+        Queues { reductions, reads }: Queues,
+        comm: Arc<dyn Communicator>,
+        device: Device,
+    ) -> Self {
+        Self {
+            scale: Mutex::new(LossScale::new(config.loss_scaling())),
+            config,
+            comm,
+            device,
+            reductions,
+            reads,
+            recorder: Arc::new(Recorder::new()),
+            ladder: Ladder::default(),
+            held: Arc::default(),
+            gathered: HostPool::default(),
+            scratch: HostPool::default(),
+            sums: HostPool::default(),
+            replicas: HostPool::default(),
+            version: AtomicU64::new(0),
+            phase: Phase::default(),
+            after_backward: Mutex::default(),
+            optimizer_bytes: AtomicU64::new(0),
+        }
+    }
+}
