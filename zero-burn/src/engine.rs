@@ -19,7 +19,7 @@ use zero_offload::{HostBuffer, HostPool, PoolOptions};
 use crate::ZeroError;
 use crate::error::During;
 use crate::gathers::Gathers;
-use crate::gradients::{Contributions, GradientStore};
+use crate::gradients::{Contributions, GradientStore, label};
 use crate::held::{Held, Holdings};
 use crate::host::tensor_from_buffer;
 use crate::ladder::Ladder;
@@ -38,6 +38,8 @@ pub(crate) struct Engine {
     pub(crate) device: Device,
     pub(crate) layout: Arc<Layout>,
     pub(crate) bucket_labels: Vec<String>,
+    /// Elements of the largest bucket.
+    pub(crate) largest_bucket: usize,
     pub(crate) ids: HashMap<ParamId, ParameterIndex>,
     /// By parameter.
     pub(crate) param_ids: Vec<ParamId>,
@@ -109,16 +111,7 @@ impl Engine {
         held: Vec<Held>,
     ) -> Self {
         let layout = Arc::new(layout);
-        let names = |index: &ParameterIndex| layout.parameters()[index.index()].name();
-        let bucket_labels = layout
-            .buckets()
-            .iter()
-            .map(|bucket| match bucket.parameters() {
-                [only] => format!("gradient of `{}`", names(only)),
-                [first, .., last] => format!("gradients of `{}` to `{}`", names(first), names(last)),
-                [] => String::from("gradients of nothing"),
-            })
-            .collect();
+        let bucket_labels = layout.buckets().iter().map(|bucket| label(&layout, bucket)).collect();
         let mut param_ids: Vec<_> = ids.iter().map(|(id, index)| (*index, *id)).collect();
         param_ids.sort_unstable_by_key(|(index, _)| *index);
         let recorder = Arc::new(Recorder::new());
@@ -163,6 +156,7 @@ impl Engine {
             after_backward: Mutex::default(),
             optimizer_bytes: AtomicU64::new(0),
             bucket_labels,
+            largest_bucket,
             windows,
             masters,
             reductions,
