@@ -21,7 +21,7 @@ use crate::base::Base;
 use crate::error::During;
 use crate::floats::burn_dtype;
 use crate::gathers::Gathers;
-use crate::gradients::{Contributions, GradientStore};
+use crate::gradients::{Contributions, GradientStore, label};
 use crate::held::{Held, Holdings};
 use crate::host::tensor_from_buffer;
 use crate::owned::OwnedGradients;
@@ -36,6 +36,8 @@ pub(crate) struct Engine {
     base: Arc<Base>,
     pub(crate) layout: Arc<Layout>,
     pub(crate) bucket_labels: Vec<String>,
+    /// Elements of the largest bucket.
+    pub(crate) largest_bucket: usize,
     pub(crate) ids: HashMap<ParamId, ParameterIndex>,
     /// By parameter.
     pub(crate) param_ids: Vec<ParamId>,
@@ -98,16 +100,7 @@ impl Engine {
     ) -> Self {
         let config = &base.config;
         let layout = Arc::new(layout);
-        let names = |index: &ParameterIndex| layout.parameters()[index.index()].name();
-        let bucket_labels = layout
-            .buckets()
-            .iter()
-            .map(|bucket| match bucket.parameters() {
-                [only] => format!("gradient of `{}`", names(only)),
-                [first, .., last] => format!("gradients of `{}` to `{}`", names(first), names(last)),
-                [] => String::from("gradients of nothing"),
-            })
-            .collect();
+        let bucket_labels = layout.buckets().iter().map(|bucket| label(&layout, bucket)).collect();
         let mut param_ids: Vec<_> = ids.iter().map(|(id, index)| (*index, *id)).collect();
         param_ids.sort_unstable_by_key(|(index, _)| *index);
         let windows = Windows {
@@ -143,6 +136,7 @@ impl Engine {
             renewals: Mutex::new(layout.parameters().iter().map(|_| None).collect()),
             standing: Mutex::default(),
             bucket_labels,
+            largest_bucket,
             windows,
             masters,
             layout,

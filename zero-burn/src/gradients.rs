@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use burn::tensor::Tensor;
 use zero_comm::{CommError, CommunicatorExt, OpKind, ReduceOp, Work};
-use zero_core::{Bucket, Bytes, DType, ParameterIndex, Rank};
+use zero_core::{Bucket, Bytes, DType, Layout, ParameterIndex, Rank};
 use zero_offload::HostBuffer;
 
 use crate::engine::Engine;
@@ -16,7 +16,8 @@ use crate::owned::OwnedGradients;
 use crate::reduction::Reduction;
 use crate::statistics::Activity;
 
-/// How many buckets may be on their way at once: one travels while the next one waits for it.
+/// How many buckets of the largest size may be on their way at once, or more that are smaller: one travels while the
+/// next one waits for it.
 const ON_THEIR_WAY: usize = 2;
 
 /// What has arrived and been reduced since the last step, on one rank.
@@ -149,7 +150,8 @@ impl GradientStore {
             }
         }
         self.settle(engine, index);
-        while self.on_their_way.len() >= ON_THEIR_WAY {
+        let room = engine.largest_bucket * ON_THEIR_WAY;
+        while self.elements_on_their_way(engine) + bucket.numel() > room && !self.on_their_way.is_empty() {
             self.settle_oldest(engine);
         }
         if self.failure.is_some() {
@@ -187,6 +189,10 @@ impl GradientStore {
         if let Some(begin) = begin {
             engine.recorder.exposed(Activity::Reduce, begin);
         }
+    }
+
+    fn elements_on_their_way(&self, engine: &Engine) -> usize {
+        self.on_their_way.iter().map(|index| engine.layout.buckets()[*index].numel()).sum()
     }
 
     fn settle_oldest(&mut self, engine: &Engine) {
@@ -323,6 +329,16 @@ impl GradientStore {
                 self.fill(engine, index, parameter, &HostTensor::new(sum));
             }
         }
+    }
+}
+
+/// What the reduction of a bucket is called in errors and traces.
+pub(crate) fn label(layout: &Layout, bucket: &Bucket) -> String {
+    let name = |index: &ParameterIndex| layout.parameters()[index.index()].name();
+    match bucket.parameters() {
+        [only] => format!("gradient of `{}`", name(only)),
+        [first, .., last] => format!("gradients of `{}` to `{}`", name(first), name(last)),
+        [] => String::from("gradients of nothing"),
     }
 }
 

@@ -51,6 +51,8 @@ pub struct Statistics {
     pub reduce_time: Duration,
     /// How long compute waited for them.
     pub reduce_exposed: Duration,
+    /// How long the optimizer updated this rank's shards.
+    pub update_time: Duration,
     /// Times that a layer asked for a parameter and found it gathered: fetched ahead, kept or in use.
     pub lookahead_hits: u64,
     /// Times that it did not.
@@ -68,6 +70,7 @@ impl Statistics {
             reduced: bytes(self.reduced, before.reduced),
             reduce_time: self.reduce_time - before.reduce_time,
             reduce_exposed: self.reduce_exposed - before.reduce_exposed,
+            update_time: self.update_time - before.update_time,
             lookahead_hits: self.lookahead_hits - before.lookahead_hits,
             lookahead_misses: self.lookahead_misses - before.lookahead_misses,
         }
@@ -177,6 +180,7 @@ impl Recorder {
             reduced: bytes(reduce),
             reduce_time: time(&reduce.nanos),
             reduce_exposed: time(&reduce.exposed_nanos),
+            update_time: time(&of(Activity::Update).nanos),
             lookahead_hits: 0,
             lookahead_misses: 0,
         }

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use gpt::GptConfig;
 use serde_json::{Value, json};
-use zero_burn::{CommunicatorExt, ProcessWorld, Rank, WorldSize, ZeroConfig};
+use zero_burn::{ProcessWorld, Rank, WorldSize, ZeroConfig};
 use zero_comm::{Coordinator, CoordinatorOptions, Meeting, Token};
 
 use crate::contender::{ROWS, Times, plain, sharded};
