@@ -6,7 +6,7 @@ use std::collections::{BTreeSet, HashSet};
 use std::sync::{Arc, Mutex};
 
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
-use burn::nn::{Linear, LinearConfig};
+use burn::nn::{Linear, LinearConfig, LinearLayout};
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, Tensor};
 use common::{INPUT, LR, Odd, Run, SEED, WIDTH, adamw, config, rows, weights, with_engines, world};
@@ -240,7 +240,15 @@ fn what_is_frozen_keeps_every_bit() {
                 zero.backward(model.loss(rows(step, 0..4, zero.device()), 0))?;
                 assert!(optimizer.step(LR, &mut model)?.applied);
             }
-            for ((path, after), (_, before)) in weights(&zero.unshard(&model)?).iter().zip(&before) {
+            // Forward passes without backward go by the same values.
+            let whole = zero.unshard(&model)?;
+            let plain = Device::default();
+            let [sharded, whole_loss] = [
+                model.valid().loss(rows(9, 0..4, &zero.device().clone().inner()), 0),
+                whole.loss(rows(9, 0..4, &plain), 0),
+            ];
+            assert_eq!(sharded.into_data(), whole_loss.into_data());
+            for ((path, after), (_, before)) in weights(&whole).iter().zip(&before) {
                 let is_still = path.ends_with("weight")
                     || path.starts_with("frozen")
                     || path.starts_with("unused")
@@ -476,4 +484,49 @@ fn ranks_that_do_different_things_are_told() {
             assert_eq!(rank == 1, matches!(error, ZeroError::RanksDiffer { .. }));
         }
     }
+}
+
+#[test]
+fn what_cannot_be_added_fails_the_engine_on_every_rank() {
+    // A layer stored in another layout than it is used in, and a layer that one rank has larger.
+    let col = |_: usize, device: &Device| {
+        LinearConfig::new(WIDTH, WIDTH).with_layout(LinearLayout::Col).init(device)
+    };
+    let uneven = |rank: usize, device: &Device| LinearConfig::new(WIDTH, WIDTH + rank).init(device);
+    for stage in [Stage::One, Stage::Three] {
+        let unsupported = errors_of_extending(stage, &col);
+        assert!(
+            unsupported.iter().all(|error| error.to_string().contains("`blocks.4.weight`")),
+            "{unsupported:?}"
+        );
+        let differ = errors_of_extending(stage, &uneven);
+        assert!(matches!(differ[1], ZeroError::RanksDiffer { .. }), "{differ:?}");
+        assert!(
+            differ.iter().all(|error| error.to_string().contains("blocks.4.weight [5, 6]")),
+            "{differ:?}"
+        );
+    }
+}
+
+/// What each of two ranks is told when `layer`, by rank, is added to [`Odd`].
+fn errors_of_extending(stage: Stage, layer: &(dyn Fn(usize, &Device) -> Linear + Sync)) -> Vec<ZeroError> {
+    let errors = Mutex::new(Vec::new());
+    let outcome = LocalWorld::new(world(2)).with_deadline(config(stage).deadline()).run(|comm| {
+        let zero = Zero::new(config(stage), &comm, Device::default())?;
+        let model = zero.shard(Odd::new)?;
+        let rank = comm.rank().index();
+        let extended = zero.extend(model.clone(), |mut model, device| {
+            model.blocks.push(layer(rank, device));
+            model
+        });
+        let error = extended.expect_err("it cannot be added");
+        assert!(zero.skip_backward().is_err(), "the engine has failed");
+        errors.lock().unwrap().push((rank, error.clone()));
+        Err::<(), _>(error)
+    });
+    assert!(outcome.is_err());
+    let mut errors = errors.into_inner().unwrap();
+    errors.sort_by_key(|(rank, _)| *rank);
+    assert_eq!(errors.len(), 2);
+    errors.into_iter().map(|(_, error)| error).collect()
 }
