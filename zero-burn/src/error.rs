@@ -219,7 +219,7 @@ pub enum ZeroError {
     /// Parameters of the model were changed or replaced behind the engine's back.
     #[error(
         "parameter `{name}` was changed outside of the engine (`map`, `load_record`, a layer replaced); the change would \
-         be lost: make it in the function given to `shard`"
+         be lost: make it in the function given to `shard`, and add parameters with `extend`"
     )]
     ModelChanged {
         /// The parameter's module path.
