@@ -85,8 +85,11 @@ pub use zero_comm::{
 };
 pub use zero_core::memory::{plan, plan_largest};
 pub use zero_core::{
-    AtMinScale, Bytes, ConfigError, DType, DynamicLossScale, Layout, LossScaling, MemoryPlan, OptimizerCost,
-    Partition, Precision, Rank, ReduceGradients, Stage, StateBytes, WorldSize, ZeroConfig, nearest,
+    AtMinScale, BatchError, BatchPlan, Bytes, ConfigError, DType, DeepSpeedAdam, DeepSpeedEntry,
+    DeepSpeedError, DeepSpeedGiven, DeepSpeedImport, DeepSpeedOptimizer, DeepSpeedReport, DeepSpeedScheduler,
+    DeepSpeedSource, DeepSpeedVerdict, DeepSpeedWarmup, DynamicLossScale, Layout, LossScaling, MemoryPlan,
+    MemorySetup, OptimizerCost, Partition, Precision, Rank, ReduceGradients, Stage, StateBytes, WorldSize,
+    ZeroConfig, nearest,
 };
 
 /// The examples of the README, compiled and run.
