@@ -25,7 +25,7 @@ pub(crate) enum OwnedGradients {
 pub(crate) enum Part {
     Sums(HostBuffer),
     /// The same, `f32` and multiplied by the step's factor: a parameter's gradient is a view of it.
-    Gradients(Tensor<1>),
+    Gradients(Box<Tensor<1>>),
 }
 
 impl OwnedGradients {
@@ -97,7 +97,7 @@ impl OwnedGradients {
                     None => Tensor::empty([0], &engine.device),
                     Some(segment) => {
                         let start = segment.offset - part.start;
-                        gradients.slice([start..start + segment.source.len()])
+                        gradients.narrow(0, start, segment.source.len())
                     }
                 });
             }
@@ -164,10 +164,10 @@ impl Part {
                     factor,
                 );
             }
-            *self = Self::Gradients(tensor_from_buffer(buffer, DType::F32, &engine.device));
+            *self = Self::Gradients(Box::new(tensor_from_buffer(buffer, DType::F32, &engine.device)));
         }
         match self {
-            Self::Gradients(gradients) => gradients.clone(),
+            Self::Gradients(gradients) => (**gradients).clone(),
             Self::Sums(_) => unreachable!("made above"),
         }
     }
