@@ -8,17 +8,26 @@ use crate::tee;
 
 const STEPS: usize = 3;
 
-/// What each line of the metrics says, all of it numbers.
-const KEYS: [&str; 9] = [
+/// What each line of the metrics says in numbers.
+const KEYS: [&str; 18] = [
     "step",
     "loss",
     "grad_norm",
     "lr",
     "tokens_per_second",
+    "loss_scale",
     "parameter_bytes",
     "gradient_bytes",
     "optimizer_bytes",
     "gathered_peak_bytes",
+    "gathered_bytes",
+    "gather_seconds",
+    "gather_exposed_seconds",
+    "reduced_bytes",
+    "reduce_seconds",
+    "reduce_exposed_seconds",
+    "lookahead_hits",
+    "lookahead_misses",
 ];
 
 pub(crate) fn run(sh: &Shell) -> anyhow::Result<()> {

@@ -12,6 +12,7 @@ use crate::held::Held;
 use crate::ladder::Ladder;
 use crate::phase::Phase;
 use crate::queues::Queues;
+use crate::scratch::Scratch;
 use crate::statistics::Recorder;
 
 /// The part of an engine that does not depend on its layout.
@@ -32,7 +33,7 @@ pub(crate) struct Base {
     /// Parameters that are gathered on demand.
     pub(crate) gathered: HostPool,
     /// Gradient buckets and what else a step needs for a moment.
-    pub(crate) scratch: HostPool,
+    pub(crate) scratch: Scratch,
     /// Sums of gradients.
     pub(crate) sums: HostPool,
     /// Parameters that stay gathered.
@@ -63,7 +64,7 @@ impl Base {
             ladder: Ladder::default(),
             held: Arc::default(),
             gathered: HostPool::default(),
-            scratch: HostPool::default(),
+            scratch: Scratch::default(),
             sums: HostPool::default(),
             replicas: HostPool::default(),
             version: AtomicU64::new(0),

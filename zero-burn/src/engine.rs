@@ -1,7 +1,7 @@
 //! One rank's state of one sharded model: shards, replicas, gradients, and the rules that join them.
 
 use std::collections::HashMap;
-use std::ops::{Deref, Range};
+use std::ops::Deref;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -116,13 +116,14 @@ impl Engine {
         let lookahead_bytes = if base.reads.is_some() { config.lookahead_bytes } else { Bytes::ZERO };
         let look_ahead = LookAheadOptions { lookahead_bytes, ..config.lookahead_options() };
         let counted = previous.map_or_else(Default::default, |engine| engine.gathers.statistics());
-        // What is needed in every step need not be allocated again: a bucket that fills, those on their way, and what
+        // What is needed in every step need not be allocated again: buckets that fill or are on their way, and what
         // reducing one takes for a moment; all sums; all replicas, whose memory is idle only within a step.
         let largest_bucket = layout.buckets().iter().map(Bucket::numel).max().unwrap_or(0);
-        let retain = |pool: &HostPool, numel: usize| pool.set_retain(Bytes::of(numel, DType::F32));
-        retain(&base.scratch, largest_bucket.saturating_mul(4));
-        retain(&base.sums, layout.numel());
-        retain(&base.replicas, layout.numel());
+        base.scratch.expect(Bytes::of(largest_bucket, DType::F32));
+        // Stage 0 puts each gradient together for the optimizer: others hold a part of a bucket, which is in order.
+        let gradients = if config.stage.shards_optimizer() { 1 } else { 2 };
+        base.sums.set_retain(Bytes::of(layout.numel().saturating_mul(gradients), DType::F32));
+        base.replicas.set_retain(Bytes::of(layout.numel(), DType::F32));
         Self {
             uses: Uses::new(layout.parameters().len()),
             gathers: Gathers::new(windows.clone(), &base, look_ahead, counted),
@@ -206,11 +207,6 @@ impl Engine {
         self.parameter(index).shape().to_vec()
     }
 
-    /// The elements of `parameter` that this rank updates.
-    pub(crate) fn owned(&self, index: ParameterIndex) -> Range<usize> {
-        self.holdings.owned(index)
-    }
-
     pub(crate) fn held(&self, index: ParameterIndex) -> Held {
         self.holdings.get(index)
     }
@@ -275,7 +271,7 @@ impl Engine {
         }
         let read = || {
             self.check()?;
-            let mut whole = self.scratch.take(masters.bytes(index));
+            let mut whole = self.sums.take(masters.bytes(index));
             let read = masters.read(index, &mut whole);
             let name = self.parameter(index).name();
             self.fail(read.during(|| format!("gathering master weights of `{name}`")))?;
@@ -417,7 +413,7 @@ impl Engine {
             return Ok(());
         }
         for &index in indices {
-            self.windows.expose(index, self.holdings.compute_shard(index))?;
+            self.windows.expose(index, self.holdings.show(index))?;
             if let Some(masters) = &self.masters {
                 masters.expose(index, self.held(index).shard)?;
             }
@@ -482,15 +478,14 @@ impl Engine {
 
     pub(crate) fn report(&self) -> MemoryReport {
         let optimizer = Bytes::new(self.optimizer_bytes.load(Ordering::Acquire));
+        let pools = [self.gathers.pool(), self.scratch.pool(), &self.sums, &self.replicas];
         MemoryReport {
             state: StateBytes { optimizer, ..*lock(&self.after_backward) },
             gathered: self.gathers.pool().live(),
             gathered_peak: self.gathers.pool().peak(),
-            buckets: self.scratch.live(),
-            idle: [self.gathers.pool(), &self.scratch, &self.sums, &self.replicas]
-                .map(HostPool::idle)
-                .into_iter()
-                .fold(Bytes::ZERO, |sum, idle| sum + idle),
+            buckets: self.scratch.pool().live(),
+            idle: pools.map(HostPool::idle).into_iter().sum(),
+            allocations: pools.map(HostPool::allocations).into_iter().sum(),
         }
     }
 }

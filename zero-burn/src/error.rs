@@ -1,5 +1,6 @@
 //! What can go wrong, one variant per cause.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -250,12 +251,14 @@ pub struct NotFinite {
 
 impl NotFinite {
     fn describe(this: &Option<Self>) -> String {
-        match this {
-            Some(Self { parameter, rank }) => {
-                format!("the gradient of `{parameter}` on {rank} is not finite")
-            }
-            None => String::from("the gradient is not finite"),
-        }
+        this.as_ref().map_or_else(|| String::from("the gradient is not finite"), Self::to_string)
+    }
+}
+
+impl fmt::Display for NotFinite {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { parameter, rank } = self;
+        write!(f, "the gradient of `{parameter}` on {rank} is not finite")
     }
 }
 

@@ -1,5 +1,6 @@
 //! Parameters that are gathered on demand: what is in use, what is kept for its next use, what is on its way ahead of it.
 
+use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
@@ -66,11 +67,14 @@ impl Gathers {
         let bytes = |numel: usize| Bytes::of(numel, windows.dtype);
         let sizes: Vec<_> = layout.parameters().iter().map(|parameter| bytes(parameter.numel())).collect();
         let slots = sizes.iter().map(|_| Slot::default()).collect();
-        // What a layer takes at once, and what is fetched ahead and kept, need not be allocated again.
+        // What a layer takes at once, two of every size that there is, and what is fetched ahead and kept, need not be
+        // allocated again; unless sizes are so many that it would be most of the model.
+        let kinds: BTreeSet<_> = sizes.iter().map(|bytes| bytes.get()).collect();
+        let largest = bytes(layout.largest_unit()).get();
+        let in_use = (2 * kinds.into_iter().sum::<u64>()).clamp(largest, largest.saturating_mul(4));
         let beside = options.lookahead_bytes.get().saturating_add(options.reuse_bytes.get());
         let beside = beside.min(bytes(layout.numel()).get());
-        let retain = Bytes::new(bytes(layout.largest_unit()).get().saturating_add(beside));
-        base.gathered.set_retain(retain);
+        base.gathered.set_retain(Bytes::new(in_use.saturating_add(beside)));
         Arc::new(Self {
             pool: base.gathered.clone(),
             counted,

@@ -12,8 +12,9 @@ use zero_offload::HostBuffer;
 use crate::engine::Engine;
 use crate::floats::{FloatsMut, Write, burn_dtype};
 use crate::host::{HostTensor, distinct_bytes};
-use crate::owned::OwnedGradients;
+use crate::owned::{OwnedGradients, Part};
 use crate::reduction::Reduction;
+use crate::scratch::ScratchBuffer;
 use crate::statistics::Activity;
 
 /// How many buckets of the largest size may be on their way at once, or more that are smaller: one travels while the
@@ -52,7 +53,7 @@ pub(crate) struct GradientStore {
 /// One bucket: what fills during backward, and the sums that this rank gets.
 #[derive(Debug, Default)]
 struct Filling {
-    buffer: Option<HostBuffer>,
+    buffer: Option<ScratchBuffer>,
     sums: Sums,
 }
 
@@ -61,7 +62,7 @@ enum Sums {
     #[default]
     None,
     /// The bucket, and the sums that it becomes.
-    Coming(Work<(HostBuffer, HostBuffer)>),
+    Coming(Work<(ScratchBuffer, HostBuffer)>),
     Here(HostBuffer),
 }
 
@@ -309,9 +310,9 @@ impl GradientStore {
                 }
             }
         });
-        let sums = sums.collect();
+        let sums: Vec<_> = sums.collect();
         Ok(if engine.config.stage.shards_optimizer() {
-            OwnedGradients::Parts(sums)
+            OwnedGradients::Parts(sums.into_iter().map(Part::Sums).collect())
         } else {
             OwnedGradients::Replicated(sums)
         })
@@ -357,7 +358,7 @@ fn describe(rates: &[f64]) -> String {
 
 /// A reduction that was started.
 enum Started {
-    Coming(Work<(HostBuffer, HostBuffer)>),
+    Coming(Work<(ScratchBuffer, HostBuffer)>),
     Done(HostBuffer),
 }
 
@@ -366,7 +367,7 @@ fn start(
     engine: &Engine,
     index: usize,
     how: Write,
-    bucket: HostBuffer,
+    bucket: ScratchBuffer,
     sums: HostBuffer,
 ) -> Result<Started, CommError> {
     let precision = &engine.config.precision;
@@ -381,7 +382,7 @@ fn start(
     let (label, scratch) = (&engine.bucket_labels[index], engine.scratch.clone());
     let recorder = std::sync::Arc::clone(&engine.recorder);
     let run = move |comm: &dyn zero_comm::Communicator,
-                    (bucket, sums): &mut (HostBuffer, HostBuffer),
+                    (bucket, sums): &mut (ScratchBuffer, HostBuffer),
                     label: &str| {
         recorder.during(Activity::Reduce, label, bytes, || reduction.run(comm, bucket, sums, &scratch, label))
     };
@@ -403,7 +404,7 @@ fn write_segments(
     bucket: &Bucket,
     parameter: ParameterIndex,
     gradient: &HostTensor,
-    (wire, buffer): (DType, &mut HostBuffer),
+    (wire, buffer): (DType, &mut ScratchBuffer),
     how: Write,
 ) -> bool {
     let mut finite = true;
@@ -415,7 +416,7 @@ fn write_segments(
     finite
 }
 
-fn clear_segments(bucket: &Bucket, parameter: ParameterIndex, (wire, buffer): (DType, &mut HostBuffer)) {
+fn clear_segments(bucket: &Bucket, parameter: ParameterIndex, (wire, buffer): (DType, &mut ScratchBuffer)) {
     for segment in bucket.segments(parameter) {
         FloatsMut::new(wire, buffer).slice(segment.offset..segment.offset + segment.source.len()).clear();
     }

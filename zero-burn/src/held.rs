@@ -22,6 +22,14 @@ pub(crate) struct Held {
     /// The whole parameter in the type of layers, where it stays gathered between steps and has been renewed since the
     /// last one.
     pub(crate) whole: Option<Tensor<1>>,
+    /// The shard in the type of layers, where that is another one and other ranks read it.
+    shown: Option<Tensor<1>>,
+}
+
+impl Held {
+    pub(crate) const fn new(shard: Tensor<1>) -> Self {
+        Self { shard, whole: None, shown: None }
+    }
 }
 
 /// Every parameter as this rank holds it.
@@ -54,12 +62,20 @@ impl Holdings {
     /// Puts an updated shard in place; the replica is stale.
     pub(crate) fn set_shard(&self, parameter: ParameterIndex, shard: Tensor<1>) {
         // What is dropped goes after the lock.
-        let new = Held { shard, whole: None };
+        let new = Held::new(shard);
         drop(std::mem::replace(&mut lock(&self.held)[parameter.index()], new));
     }
 
-    /// The shard in the type of layers.
-    pub(crate) fn compute_shard(&self, parameter: ParameterIndex) -> Tensor<1> {
+    /// The shard in the type of layers, for other ranks to read.
+    pub(crate) fn show(&self, parameter: ParameterIndex) -> Tensor<1> {
+        let shown = self.compute_shard(parameter);
+        if self.windows.dtype != DType::F32 {
+            lock(&self.held)[parameter.index()].shown = Some(shown.clone());
+        }
+        shown
+    }
+
+    fn compute_shard(&self, parameter: ParameterIndex) -> Tensor<1> {
         self.get(parameter).shard.cast(burn_dtype(self.windows.dtype))
     }
 
@@ -82,7 +98,7 @@ impl Holdings {
         // The window has to follow the shard, or the memory of both would stay.
         self.windows.expose(parameter, part.clone())?;
         let shard = if self.windows.dtype == DType::F32 { part } else { self.get(parameter).shard };
-        let new = Held { shard, whole: Some(whole.clone()) };
+        let new = Held { whole: Some(whole.clone()), ..Held::new(shard) };
         drop(std::mem::replace(&mut lock(&self.held)[parameter.index()], new));
         Ok(whole)
     }
@@ -95,7 +111,9 @@ impl Holdings {
 
     pub(crate) fn bytes(&self) -> Bytes {
         let held = lock(&self.held);
-        Bytes::new(distinct_bytes(held.iter().flat_map(|held| held.whole.iter().chain([&held.shard]))))
+        Bytes::new(distinct_bytes(
+            held.iter().flat_map(|held| held.whole.iter().chain(&held.shown).chain([&held.shard])),
+        ))
     }
 }
 

@@ -31,12 +31,17 @@
 //!
 //! - `zero`: [`Zero`], the value that owns everything; `error`: [`ZeroError`].
 //! - `shard`, `census`, `materialize`: from a module to its shards, and initial values.
-//! - `stand_in`, `gather`, `uses`: what a sharded module stores, the custom operation between a shard and its whole
-//!   parameter, and how often it stands on a tape.
-//! - `slot`, `base`, `succession`: the engine in charge, what it has whatever its layout, and how another one takes over.
-//! - `engine`: one rank's state of one model; `gradients`, `owned`: what lies between backward and step.
-//! - `optimizer`, `elementwise`: [`ZeroOptimizer`] and which optimizers qualify.
-//! - `host`, `shared`: tensors as host memory, gathered ones that are still alive; `report`: [`MemoryReport`].
+//! - `stand_in`, `gather`, `uses`, `ladder`: what a sharded module stores, the custom operation between a shard and its
+//!   whole parameter, how often it stands on a tape, and when its backward runs.
+//! - `slot`, `base`, `phase`, `succession`, `agreement`: the engine in charge, what it has whatever its layout, and how
+//!   another one takes over, once the ranks agree.
+//! - `engine`: one rank's state of one model; `held`, `windows`, `gathers`: shards and replicas, what ranks show each other
+//!   of them, and what is gathered on demand and ahead; `queues`: threads for that.
+//! - `gradients`, `reduction`, `owned`: what lies between backward and step.
+//! - `optimizer`, `group`, `stored`, `elementwise`: [`ZeroOptimizer`], parameter groups, state at rest, and which optimizers
+//!   qualify.
+//! - `host`, `floats`, `shared`: tensors as host memory, numbers of 16 and 32 bits in it, gathered ones that are still alive.
+//! - `report`, `statistics`: [`MemoryReport`], [`Statistics`] and [`TraceEvent`].
 //!
 //! # Features
 //!
@@ -66,6 +71,7 @@ mod phase;
 mod queues;
 mod reduction;
 mod report;
+mod scratch;
 mod shard;
 mod shared;
 mod slot;
@@ -92,8 +98,11 @@ pub use zero_comm::{
 };
 pub use zero_core::memory::{plan, plan_largest};
 pub use zero_core::{
-    AtMinScale, Bytes, ConfigError, DType, DynamicLossScale, Layout, LossScaling, MemoryPlan, OptimizerCost,
-    Partition, Precision, Rank, ReduceGradients, Stage, StateBytes, WorldSize, ZeroConfig, nearest,
+    AtMinScale, BatchError, BatchPlan, Bytes, ConfigError, DType, DeepSpeedAdam, DeepSpeedEntry,
+    DeepSpeedError, DeepSpeedGiven, DeepSpeedImport, DeepSpeedOptimizer, DeepSpeedReport, DeepSpeedScheduler,
+    DeepSpeedSource, DeepSpeedVerdict, DeepSpeedWarmup, DynamicLossScale, Layout, LossScaling, MemoryPlan,
+    MemorySetup, OptimizerCost, Partition, Precision, Rank, ReduceGradients, Stage, StateBytes, WorldSize,
+    ZeroConfig, nearest,
 };
 
 /// The examples of the README, compiled and run.

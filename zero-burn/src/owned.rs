@@ -2,7 +2,7 @@
 
 use burn::tensor::{FloatDType, Tensor};
 use zero_comm::{CommError, CommunicatorExt, ReduceOp};
-use zero_core::{DType, ParameterIndex, Rank};
+use zero_core::{DType, ParameterIndex, Rank, Segment};
 use zero_offload::HostBuffer;
 
 use crate::engine::Engine;
@@ -17,7 +17,15 @@ pub(crate) enum OwnedGradients {
     /// By bucket, all of it: stage 0.
     Replicated(Vec<HostBuffer>),
     /// By bucket, this rank's part: stages 1 to 3.
-    Parts(Vec<HostBuffer>),
+    Parts(Vec<Part>),
+}
+
+/// This rank's part of a bucket.
+#[derive(Debug)]
+pub(crate) enum Part {
+    Sums(HostBuffer),
+    /// The same, `f32` and multiplied by the step's factor: a parameter's gradient is a view of it.
+    Gradients(Box<Tensor<1>>),
 }
 
 impl OwnedGradients {
@@ -52,7 +60,10 @@ impl OwnedGradients {
         let (buffer, here) = match self {
             Self::Whole(_) => return,
             Self::Replicated(buffers) => (&buffers[index], 0..bucket.numel()),
-            Self::Parts(buffers) => (&buffers[index], bucket.part(engine.comm.rank())),
+            Self::Parts(parts) => match &parts[index] {
+                Part::Sums(sums) => (sums, bucket.part(engine.comm.rank())),
+                Part::Gradients(_) => return,
+            },
         };
         let sums = Floats::new(engine.config.precision.accumulate, buffer);
         for segment in bucket.segments(parameter) {
@@ -63,7 +74,7 @@ impl OwnedGradients {
         }
     }
 
-    /// Moves out the gradient of this rank's part of `parameter`, times `factor`.
+    /// Moves out the gradient of this rank's part of `parameter`, times `factor`, which is the same for all.
     pub(crate) fn take(
         &mut self,
         engine: &Engine,
@@ -72,28 +83,32 @@ impl OwnedGradients {
     ) -> Option<Tensor<1>> {
         let index = engine.layout.bucket_of(parameter)?;
         let bucket = &engine.layout.buckets()[index];
-        // What lies before the buffer in the bucket: a part begins where its rank's range begins.
-        let (buffer, before) = match self {
+        let accumulate = engine.config.precision.accumulate;
+        let sums = match self {
             Self::Whole(gradients) => {
                 let gradient = gradients[parameter.index()].take()?.cast(FloatDType::F32);
                 return Some(if factor == 1.0 { gradient } else { gradient.mul_scalar(factor) });
             }
-            Self::Replicated(buffers) => (&buffers[index], 0),
-            Self::Parts(buffers) => (&buffers[index], bucket.part(engine.comm.rank()).start),
+            Self::Parts(parts) => {
+                let gradients = parts[index].gradients(engine, accumulate, factor);
+                let part = bucket.part(engine.comm.rank());
+                let here = |segment: &&Segment| segment.rank == engine.comm.rank();
+                return Some(match bucket.segments(parameter).iter().find(here) {
+                    None => Tensor::empty([0], &engine.device),
+                    Some(segment) => {
+                        let start = segment.offset - part.start;
+                        gradients.narrow(0, start, segment.source.len())
+                    }
+                });
+            }
+            Self::Replicated(buffers) => Floats::new(accumulate, &buffers[index]),
         };
-        let (owned, sums) =
-            (engine.owned(parameter), Floats::new(engine.config.precision.accumulate, buffer));
-        let mut gradient = engine.scratch.take(owned.len() * size_of::<f32>());
+        let numel = engine.parameter(parameter).numel();
+        let mut gradient = engine.sums.take(numel * size_of::<f32>());
         let target = gradient.as_mut_slice::<f32>();
         for segment in bucket.segments(parameter) {
-            let inside = segment.source.start >= owned.start && segment.source.end <= owned.end;
-            if !inside || segment.source.is_empty() {
-                continue;
-            }
-            let start = segment.offset - before;
-            let from = sums.slice(start..start + segment.source.len());
-            let to = &mut target[segment.source.start - owned.start..][..from.len()];
-            FloatsMut::F32(to).write(Write::Put, from, factor);
+            let from = sums.slice(segment.offset..segment.offset + segment.source.len());
+            FloatsMut::F32(&mut target[segment.source.clone()]).write(Write::Put, from, factor);
         }
         Some(tensor_from_buffer(gradient, DType::F32, &engine.device))
     }
@@ -131,5 +146,29 @@ impl OwnedGradients {
             self.each_sum(engine, parameter, |_, sums| finite &= sums.are_finite());
             !finite
         })
+    }
+}
+
+impl Part {
+    fn gradients(&mut self, engine: &Engine, accumulate: DType, factor: f32) -> Tensor<1> {
+        if let Self::Sums(sums) = self {
+            let mut buffer = engine.sums.take(0);
+            if accumulate == DType::F32 {
+                std::mem::swap(&mut buffer, sums);
+                buffer.as_mut_slice::<f32>().iter_mut().for_each(|sum| *sum *= factor);
+            } else {
+                buffer = engine.sums.take(sums.len() / accumulate.size() * size_of::<f32>());
+                FloatsMut::F32(buffer.as_mut_slice()).write(
+                    Write::Put,
+                    Floats::new(accumulate, sums),
+                    factor,
+                );
+            }
+            *self = Self::Gradients(Box::new(tensor_from_buffer(buffer, DType::F32, &engine.device)));
+        }
+        match self {
+            Self::Gradients(gradients) => (**gradients).clone(),
+            Self::Sums(_) => unreachable!("made above"),
+        }
     }
 }

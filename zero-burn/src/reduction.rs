@@ -3,9 +3,10 @@
 use half::{bf16, f16};
 use zero_comm::{CommError, Communicator, CommunicatorExt, Element, ReduceOp};
 use zero_core::DType;
-use zero_offload::{HostBuffer, HostPool};
+use zero_offload::HostBuffer;
 
 use crate::floats::{Floats, FloatsMut, Write};
+use crate::scratch::{Scratch, ScratchBuffer};
 
 /// How a bucket is reduced. Equal on all ranks.
 #[derive(Clone, Debug)]
@@ -35,55 +36,51 @@ impl Reduction {
     pub(crate) fn run(
         &self,
         comm: &dyn Communicator,
-        bucket: &mut HostBuffer,
+        bucket: &mut ScratchBuffer,
         sums: &mut HostBuffer,
-        scratch: &HostPool,
+        scratch: &Scratch,
         label: &str,
     ) -> Result<(), CommError> {
         let is_direct = self.accumulate == DType::F32 && self.how == Write::Put;
         let own = self.counts[comm.rank().index()];
         if self.to_all && self.wire == DType::F32 {
             comm.all_reduce(bucket.as_mut_slice::<f32>(), ReduceOp::Sum, label)?;
-            self.write(bucket, sums);
+            self.write(bucket.as_slice(), sums);
         } else if self.to_all {
             let mut part = scratch.take(own * size_of::<f32>());
             let mut whole = scratch.take(self.counts.iter().sum::<usize>() * size_of::<f32>());
-            self.scatter(comm, bucket, &mut part, scratch, label)?;
-            comm.all_gather_uneven(part.as_slice(), whole.as_mut_slice::<f32>(), &self.counts, label)?;
-            self.write(&whole, sums);
+            self.scatter(comm, bucket, part.as_mut_slice(), scratch, label)?;
+            comm.all_gather_uneven(part.as_slice::<f32>(), whole.as_mut_slice::<f32>(), &self.counts, label)?;
+            self.write(whole.as_slice(), sums);
         } else if is_direct {
-            self.scatter(comm, bucket, sums, scratch, label)?;
+            self.scatter(comm, bucket, sums.as_mut_slice(), scratch, label)?;
         } else {
             let mut part = scratch.take(own * size_of::<f32>());
-            self.scatter(comm, bucket, &mut part, scratch, label)?;
-            self.write(&part, sums);
+            self.scatter(comm, bucket, part.as_mut_slice(), scratch, label)?;
+            self.write(part.as_slice(), sums);
         }
         Ok(())
     }
 
-    fn write(&self, from: &HostBuffer, sums: &mut HostBuffer) {
-        FloatsMut::new(self.accumulate, sums).write(self.how, Floats::F32(from.as_slice()), 1.0);
+    fn write(&self, from: &[f32], sums: &mut HostBuffer) {
+        FloatsMut::new(self.accumulate, sums).write(self.how, Floats::F32(from), 1.0);
     }
 
     /// The sums, in `f32`, of this rank's part.
     fn scatter(
         &self,
         comm: &dyn Communicator,
-        bucket: &HostBuffer,
-        part: &mut HostBuffer,
-        scratch: &HostPool,
+        bucket: &ScratchBuffer,
+        part: &mut [f32],
+        scratch: &Scratch,
         label: &str,
     ) -> Result<(), CommError> {
         match self.wire {
             DType::F16 => self.scatter_half::<f16>(comm, bucket, part, scratch, label),
             DType::BF16 => self.scatter_half::<bf16>(comm, bucket, part, scratch, label),
-            _ => comm.reduce_scatter_uneven(
-                bucket.as_slice::<f32>(),
-                part.as_mut_slice::<f32>(),
-                &self.counts,
-                ReduceOp::Sum,
-                label,
-            ),
+            _ => {
+                comm.reduce_scatter_uneven(bucket.as_slice::<f32>(), part, &self.counts, ReduceOp::Sum, label)
+            }
         }
     }
 
@@ -91,9 +88,9 @@ impl Reduction {
     fn scatter_half<T: Element>(
         &self,
         comm: &dyn Communicator,
-        bucket: &HostBuffer,
-        part: &mut HostBuffer,
-        scratch: &HostPool,
+        bucket: &ScratchBuffer,
+        part: &mut [f32],
+        scratch: &Scratch,
         label: &str,
     ) -> Result<(), CommError> {
         let (own, ranks) = (self.counts[comm.rank().index()], self.counts.len());
@@ -109,7 +106,7 @@ impl Reduction {
         for rank in 0..ranks {
             let how = if rank == 0 { Write::Put } else { Write::Add };
             let addend = addends.slice(rank * own..(rank + 1) * own);
-            FloatsMut::F32(part.as_mut_slice()).write(how, addend, 1.0);
+            FloatsMut::F32(&mut *part).write(how, addend, 1.0);
         }
         Ok(())
     }

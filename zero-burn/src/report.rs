@@ -15,21 +15,25 @@ pub struct MemoryReport {
     pub gathered_peak: Bytes,
     /// Buckets that fill with gradients or are on their way to their owners now.
     pub buckets: Bytes,
-    /// Buffers kept for the next gather, bucket or replica: at most the largest module's parameters, what may be
-    /// gathered ahead and kept, and twice the largest bucket with its sums.
+    /// Buffers kept for the next gather, bucket, sum or replica: at most four times the largest module's parameters, what
+    /// may be gathered ahead and kept, some six times the largest bucket, and between a step and the next backward the
+    /// gradients that this rank sums up.
     pub idle: Bytes,
+    /// How many buffers were allocated rather than reused, since the engine started: a steady run allocates no more.
+    pub allocations: u64,
 }
 
 impl MemoryReport {
     /// The categories as plain numbers, in the order of the fields.
-    pub(crate) fn to_array(self) -> [f64; 7] {
-        let Self { state, gathered, gathered_peak, buckets, idle } = self;
-        [state.parameters, state.gradients, state.optimizer, gathered, gathered_peak, buckets, idle]
+    pub(crate) fn to_array(self) -> [f64; 8] {
+        let Self { state, gathered, gathered_peak, buckets, idle, allocations } = self;
+        let StateBytes { parameters, gradients, optimizer } = state;
+        [parameters, gradients, optimizer, gathered, gathered_peak, buckets, idle, Bytes::new(allocations)]
             .map(|bytes| bytes.get() as f64)
     }
 
-    pub(crate) fn from_array(values: [f64; 7]) -> Self {
-        let [parameters, gradients, optimizer, gathered, gathered_peak, buckets, idle] =
+    pub(crate) fn from_array(values: [f64; 8]) -> Self {
+        let [parameters, gradients, optimizer, gathered, gathered_peak, buckets, idle, allocations] =
             values.map(|bytes| Bytes::new(bytes as u64));
         Self {
             state: StateBytes { parameters, gradients, optimizer },
@@ -37,6 +41,7 @@ impl MemoryReport {
             gathered_peak,
             buckets,
             idle,
+            allocations: allocations.get(),
         }
     }
 }

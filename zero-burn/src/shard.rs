@@ -246,10 +246,7 @@ impl Dealer<'_> {
 
     fn held(&self, values: Vec<f32>) -> Held {
         let shape = [values.len()];
-        Held {
-            shard: Tensor::from_data(burn::tensor::TensorData::new(values, shape), self.device),
-            whole: None,
-        }
+        Held::new(Tensor::from_data(burn::tensor::TensorData::new(values, shape), self.device))
     }
 }
 

@@ -134,6 +134,11 @@ impl Recorder {
         std::mem::take(&mut *lock(&self.events))
     }
 
+    /// The time since the engine began.
+    pub(crate) fn clock(&self) -> Duration {
+        self.origin.elapsed()
+    }
+
     /// Does what takes a while.
     pub(crate) fn during<T>(
         &self,

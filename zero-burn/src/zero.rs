@@ -1,6 +1,7 @@
 //! The value that owns everything: one rank's handle to one sharded model.
 
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use burn::module::Module;
 use burn::optim::Optimizer;
@@ -16,7 +17,7 @@ use crate::optimizer::ZeroOptimizer;
 use crate::queues::Queues;
 use crate::report::MemoryReport;
 use crate::slot::Slot;
-use crate::statistics::{Statistics, TraceEvent};
+use crate::statistics::{Activity, Statistics, TraceEvent};
 use crate::{shard, stand_in, succession};
 
 /// One rank's ZeRO engine for one model.
@@ -325,6 +326,25 @@ impl Zero {
     /// [`ZeroError::NotSharded`].
     pub fn take_trace(&self) -> Result<Vec<TraceEvent>, ZeroError> {
         Ok(self.engine()?.recorder.take_events())
+    }
+
+    /// Runs `compute`, a forward pass for example, and notes it as [`Activity::Compute`] of that name. Local.
+    ///
+    /// # Errors
+    ///
+    /// [`ZeroError::NotSharded`], before anything runs.
+    pub fn trace_compute<T>(&self, name: &str, compute: impl FnOnce() -> T) -> Result<T, ZeroError> {
+        Ok(self.engine()?.recorder.during(Activity::Compute, name, 0, compute))
+    }
+
+    /// What [`TraceEvent::start`] would be for an event that begins now. Local; after a barrier, this is how the
+    /// clocks of ranks are compared.
+    ///
+    /// # Errors
+    ///
+    /// [`ZeroError::NotSharded`].
+    pub fn trace_clock(&self) -> Result<Duration, ZeroError> {
+        Ok(self.engine()?.recorder.clock())
     }
 
     /// The first failure that no call could return so far. Local.

@@ -3,15 +3,20 @@
 mod common;
 
 use common::{LR, Odd, Run, adamw, config, plain, rows, weights, with_engines};
-use zero_burn::{Partition, Stage};
+use proptest::prelude::*;
+use zero_burn::{Bytes, DType, LossScaling, Partition, Precision, ReduceGradients, Stage, ZeroConfig};
 
 const STEPS: usize = 4;
 const BATCH: usize = 12;
 
 /// Trains on micro-batches of `sizes` rows each.
 fn accumulated(stage: Stage, size: usize, sizes: &[usize]) -> Run {
+    accumulated_with(&config(stage), size, sizes)
+}
+
+fn accumulated_with(config: &ZeroConfig, size: usize, sizes: &[usize]) -> Run {
     assert_eq!(sizes.iter().sum::<usize>(), BATCH);
-    let mut runs = with_engines(&config(stage), size, |comm, zero| {
+    let mut runs = with_engines(config, size, |comm, zero| {
         let mut model = zero.shard(Odd::new)?;
         let mut optimizer = zero.optimizer(adamw().build())?;
         let mut run = Run::new();
@@ -28,7 +33,11 @@ fn accumulated(stage: Stage, size: usize, sizes: &[usize]) -> Run {
                     zero.backward_weighted(loss, share.len() as f64)?;
                 }
             }
-            run.record(&optimizer.step(LR, &mut model)?);
+            let outcome = optimizer.step(LR, &mut model)?;
+            if let Some(limit) = config.clip_norm {
+                assert!(outcome.grad_norm * outcome.clip_factor <= limit, "{outcome:?}");
+            }
+            run.record(&outcome);
         }
         run.weights = weights(&zero.unshard(&model)?);
         Ok(run)
@@ -46,6 +55,41 @@ fn micro_batches_add_up_to_the_whole_batch() {
                 run.assert_close(&reference, 2e-4, &format!("{sizes:?} at {stage} on {size} ranks"));
             }
         }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
+
+    /// Whatever is accumulated, reduced when, sent as what and in buckets of any size: a step is that of the whole batch.
+    #[test]
+    fn any_way_to_a_step_is_one_large_batch(
+        (stage, size) in (0..4_usize, 1..4_usize),
+        cuts in proptest::collection::vec(0..=BATCH, 0..3),
+        bucket_bytes in prop_oneof![Just(4_u64), 40..2000_u64, Just(1 << 30)],
+        (at_step, overlap) in (any::<bool>(), any::<bool>()),
+        (wire, sums) in (0..3_usize, 0..3_usize),
+        clip in prop_oneof![Just(None), (0.01..1.0).prop_map(Some)],
+    ) {
+        let types = [DType::F32, DType::BF16, DType::F16];
+        let exact = types[wire] == DType::F32 && types[sums] == DType::F32;
+        let policy = if at_step { ReduceGradients::AtStep } else { ReduceGradients::EveryBackward };
+        let config = ZeroConfig {
+            bucket_bytes: Bytes::new(bucket_bytes),
+            reduce_gradients: Some(policy),
+            overlap,
+            clip_norm: clip,
+            precision: Precision { reduce: Some(types[wire]), accumulate: types[sums], ..Precision::default() },
+            loss_scale: Some(LossScaling::NONE),
+            ..config(Stage::ALL[stage])
+        };
+        let mut cuts = cuts;
+        cuts.sort_unstable();
+        let ends = cuts.iter().copied().chain([BATCH]);
+        let sizes: Vec<_> = ends.scan(0, |begin, end| Some(end - std::mem::replace(begin, end))).collect();
+        let run = accumulated_with(&config, size, &sizes);
+        let reference = plain(clip, 1, STEPS, BATCH, &common::no_skips);
+        run.assert_close(&reference, if exact { 2e-4 } else { 5e-2 }, "one large batch");
     }
 }
 

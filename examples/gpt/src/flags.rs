@@ -3,6 +3,8 @@
 use std::path::PathBuf;
 
 use clap::Parser;
+use clap::builder::{PossibleValuesParser, TypedValueParser as _};
+use zero_burn::DType;
 
 /// Trains a byte-level GPT with its state sharded over ranks.
 ///
@@ -14,6 +16,9 @@ pub struct Flags {
     /// TOML file with [model], [train] and [zero] sections; every key has a default.
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
+    /// DeepSpeed's ds_config.json: stage, precision, batch, optimizer and learning rates come from it.
+    #[arg(long, value_name = "FILE", conflicts_with = "plain")]
+    pub(crate) deepspeed_config: Option<PathBuf>,
     /// How many ranks there are. A launcher says so itself.
     #[arg(long, value_name = "N")]
     pub(crate) ranks: Option<usize>,
@@ -23,6 +28,18 @@ pub struct Flags {
     /// ZeRO stage: 0 shards nothing, 1 the optimizer state, 2 also gradients, 3 also parameters.
     #[arg(long, value_name = "0..3", value_parser = clap::value_parser!(u8).range(0..=3))]
     pub(crate) stage: Option<u8>,
+    /// What layers compute in; f16 comes with a dynamic loss scale.
+    #[arg(long, value_name = "f32|bf16|f16", value_parser = dtype())]
+    pub(crate) precision: Option<DType>,
+    /// Rows per step, over all ranks.
+    #[arg(long, value_name = "N")]
+    pub(crate) batch: Option<usize>,
+    /// Backwards per step; each takes an equal part of a rank's rows.
+    #[arg(long, value_name = "N")]
+    pub(crate) accumulation: Option<usize>,
+    /// The highest learning rate.
+    #[arg(long, value_name = "RATE")]
+    pub(crate) lr: Option<f64>,
     /// Optimizer steps.
     #[arg(long, value_name = "N")]
     pub(crate) steps: Option<usize>,
@@ -35,7 +52,17 @@ pub struct Flags {
     /// File for one JSON object per step and line.
     #[arg(long, value_name = "FILE")]
     pub(crate) metrics: Option<PathBuf>,
+    /// File for a trace of what each rank did when, for chrome://tracing or ui.perfetto.dev.
+    #[arg(long, value_name = "FILE", conflicts_with = "plain")]
+    pub(crate) trace: Option<PathBuf>,
     /// Trains with Burn alone, without ZeRO, for comparison.
     #[arg(long, conflicts_with_all = ["ranks", "stage"])]
     pub(crate) plain: bool,
+}
+
+fn dtype() -> impl clap::builder::TypedValueParser<Value = DType> {
+    const CHOICES: [DType; 3] = [DType::F32, DType::BF16, DType::F16];
+    PossibleValuesParser::new(CHOICES.map(DType::name))
+        // The parser lets no other name through.
+        .map(|name| CHOICES.into_iter().find(|dtype| dtype.name() == name).unwrap_or(DType::F32))
 }

@@ -3,7 +3,7 @@
 use anyhow::Result;
 use burn::optim::AdamWConfig;
 use burn::tensor::{Device, Tensor};
-use zero_burn::MemoryReport;
+use zero_burn::{MemoryReport, NotFinite, Statistics};
 
 use crate::corpus::Corpus;
 use crate::model::Gpt;
@@ -11,14 +11,31 @@ use crate::rows::Rows;
 use crate::settings::Settings;
 
 /// What one step gave; the same on every rank.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Progress {
     /// Mean cross-entropy of the global batch, in nats per byte.
     pub loss: f64,
     /// Gradient norm before clipping.
     pub grad_norm: f64,
-    /// Memory of the largest rank; `None` where nothing measures it.
-    pub memory: Option<MemoryReport>,
+    /// The learning rate.
+    pub lr: f64,
+    /// What the engine tells; `None` with Burn alone.
+    pub engine: Option<EngineProgress>,
+}
+
+/// What the engine tells of one step. Numbers that differ between ranks are the largest.
+#[derive(Clone, Debug)]
+pub struct EngineProgress {
+    /// Memory.
+    pub memory: MemoryReport,
+    /// Communication since the last step.
+    pub statistics: Statistics,
+    /// What losses were multiplied by in backward.
+    pub loss_scale: f64,
+    /// Whether parameters were updated.
+    pub applied: bool,
+    /// Why they were not.
+    pub not_finite: Option<NotFinite>,
 }
 
 /// Trains a model on global batches.
@@ -41,13 +58,18 @@ pub trait Learner {
     fn model(&self) -> Gpt;
 }
 
-/// Burn's AdamW with PyTorch's usual numbers for language models.
+/// Decay rates of the moments of AdamW: PyTorch's usual ones for language models.
+pub(crate) const BETAS: [f64; 2] = [0.9, 0.95];
+/// What AdamW adds to its denominator.
+pub(crate) const EPSILON: f64 = 1e-8;
+
+/// Burn's AdamW with the numbers of `settings`.
 pub fn optimizer(settings: &Settings) -> AdamWConfig {
     AdamWConfig::new()
-        .with_beta_1(0.9)
-        .with_beta_2(0.95)
-        .with_epsilon(1e-8)
-        .with_weight_decay(settings.train.weight_decay)
+        .with_beta_1(BETAS[0] as f32)
+        .with_beta_2(BETAS[1] as f32)
+        .with_epsilon(EPSILON as f32)
+        .with_weight_decay(settings.train.weight_decay as f32)
 }
 
 /// Rows that one forward pass of an evaluation takes.

@@ -13,23 +13,34 @@
 //!
 //! - [`model`]: the GPT, plain Burn.
 //! - [`corpus`], [`rows`]: text as rows of bytes.
-//! - [`settings`]: defaults, a file ([`train_config`] is its `[train]`) over them, [`flags`] over both.
-//! - [`learner`]: what the two ways to train have in common: [`sharded`] and [`plain`].
-//! - [`run`]: the whole run; [`metrics`], [`report`], [`sample`], [`chart`]: what comes out of it.
+//! - [`settings`]: defaults, a file ([`train_config`] is its `[train]`) over them, [`flags`] over both; [`deepspeed`]: or
+//!   what a `ds_config.json` says.
+//! - [`learner`]: what the two ways to train have in common: [`sharded`] and [`plain`]; [`update`], [`rates`]: optimizers
+//!   and learning rates.
+//! - [`run`]: the whole run; [`observer`], [`metrics`], [`trace`], [`report`], [`sample`], [`chart`]: what comes out of
+//!   it.
+
+#[macro_use]
+mod say;
 
 pub mod chart;
 pub mod corpus;
+pub mod deepspeed;
 pub mod flags;
 pub mod learner;
 pub mod metrics;
 pub mod model;
+pub mod observer;
 pub mod plain;
+pub mod rates;
 pub mod report;
 pub mod rows;
 pub mod run;
 pub mod sample;
 pub mod settings;
 pub mod sharded;
+pub mod trace;
 pub mod train_config;
+pub mod update;
 
 pub use model::{Gpt, GptConfig};

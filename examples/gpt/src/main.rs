@@ -9,7 +9,9 @@ use gpt::settings::Settings;
 fn main() -> ExitCode {
     tracing_subscriber::fmt()
         .with_env_filter(
-            tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "warn".into()),
+            // Steps that are skipped are told by the run itself.
+            tracing_subscriber::EnvFilter::try_from_default_env()
+                .unwrap_or_else(|_| "warn,zero_burn::optimizer=error".into()),
         )
         .with_writer(std::io::stderr)
         .init();

@@ -3,13 +3,16 @@
 use std::fs::File;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use serde::Serialize;
+use zero_burn::{DType, Statistics};
 
 use crate::learner::Progress;
 
-/// What is written of one step. Bytes are those of the largest rank.
+/// What is written of one step. Numbers that differ between ranks are those of the largest, one by one. What Burn alone
+/// does not have is null.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Record {
     step: usize,
@@ -18,26 +21,60 @@ pub struct Record {
     grad_norm: f64,
     lr: f64,
     tokens_per_second: f64,
+    /// What layers compute in.
+    precision: &'static str,
+    /// What losses were multiplied by in backward.
+    loss_scale: Option<f64>,
+    /// Whether a gradient was not finite, so that nothing was updated.
+    skipped: bool,
     parameter_bytes: Option<u64>,
     gradient_bytes: Option<u64>,
     optimizer_bytes: Option<u64>,
+    /// The most that gathered parameters took at once.
     gathered_peak_bytes: Option<u64>,
+    /// Bytes of parameters that a rank took from others since the last step.
+    gathered_bytes: Option<u64>,
+    /// How long that took, beside compute or not.
+    gather_seconds: Option<f64>,
+    /// How long compute waited for it.
+    gather_exposed_seconds: Option<f64>,
+    /// Bytes of gradients that a rank gave to others.
+    reduced_bytes: Option<u64>,
+    reduce_seconds: Option<f64>,
+    reduce_exposed_seconds: Option<f64>,
+    /// Times that a layer found a parameter gathered when it asked for it, and times that it did not.
+    lookahead_hits: Option<u64>,
+    lookahead_misses: Option<u64>,
 }
 
 impl Record {
     /// The record of `step`, counted from 1.
-    pub fn new(step: usize, progress: &Progress, lr: f64, tokens_per_second: f64) -> Self {
-        let memory = progress.memory;
+    pub fn new(step: usize, progress: &Progress, precision: DType, tokens_per_second: f64) -> Self {
+        let engine = progress.engine.as_ref();
+        let state = engine.map(|engine| engine.memory.state);
+        let statistics = engine.map(|engine| engine.statistics);
+        let seconds = |of: fn(Statistics) -> Duration| statistics.map(|all| of(all).as_secs_f64());
         Self {
             step,
             loss: progress.loss,
             grad_norm: progress.grad_norm,
-            lr,
+            lr: progress.lr,
             tokens_per_second,
-            parameter_bytes: memory.map(|memory| memory.state.parameters.get()),
-            gradient_bytes: memory.map(|memory| memory.state.gradients.get()),
-            optimizer_bytes: memory.map(|memory| memory.state.optimizer.get()),
-            gathered_peak_bytes: memory.map(|memory| memory.gathered_peak.get()),
+            precision: precision.name(),
+            loss_scale: engine.map(|engine| engine.loss_scale),
+            skipped: engine.is_some_and(|engine| !engine.applied),
+            parameter_bytes: state.map(|state| state.parameters.get()),
+            gradient_bytes: state.map(|state| state.gradients.get()),
+            optimizer_bytes: state.map(|state| state.optimizer.get()),
+            gathered_peak_bytes: engine.map(|engine| engine.memory.gathered_peak.get()),
+            gathered_bytes: statistics.map(|all| all.gathered.get()),
+            gather_seconds: seconds(|all| all.gather_time),
+            gather_exposed_seconds: seconds(|all| all.gather_exposed),
+            reduced_bytes: statistics.map(|all| all.reduced.get()),
+            reduce_seconds: seconds(|all| all.reduce_time),
+            reduce_exposed_seconds: seconds(|all| all.reduce_exposed),
+            lookahead_hits: statistics.map(|all| all.lookahead_hits),
+            lookahead_misses: statistics.map(|all| all.lookahead_misses),
         }
     }
 }

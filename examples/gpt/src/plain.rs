@@ -44,9 +44,9 @@ impl Learner for Plain {
         let value = scalar(loss.clone());
         let mut gradients = GradientsParams::from_grads(loss.backward(), &self.model);
         let grad_norm = clip(&self.model, &mut gradients, zero.clip_norm);
-        let lr = self.settings.lr(step);
+        let lr = self.settings.lr(step as u64);
         self.model = self.optimizer.step(lr, self.model.clone(), gradients);
-        Ok(Progress { loss: value, grad_norm, memory: None })
+        Ok(Progress { loss: value, grad_norm, lr, engine: None })
     }
 
     fn evaluate(&mut self, rows: &Rows) -> Result<f64> {

@@ -3,17 +3,24 @@
 use std::fmt::Write as _;
 
 use anyhow::Result;
-use zero_burn::{Bytes, DType, Layout, MemoryReport, OptimizerCost, Stage, StateBytes, plan_largest};
+use zero_burn::{Bytes, Layout, MemoryReport, MemorySetup, OptimizerCost, Stage, StateBytes, ZeroConfig};
 
 /// Bytes of the largest rank by category.
-pub fn memory_table(layout: &Layout, stage: Stage, measured: &MemoryReport) -> Result<String> {
-    let plans =
-        Stage::ALL.map(|stage| (stage, plan_largest(layout, stage, DType::F32, OptimizerCost::ADAMW)));
+pub fn memory_table(
+    layout: &Layout,
+    config: &ZeroConfig,
+    optimizer: OptimizerCost,
+    measured: &MemoryReport,
+) -> Result<String> {
+    let plans = Stage::ALL.map(|stage| {
+        let config = ZeroConfig { stage, ..config.clone() };
+        (stage, MemorySetup::new(&config, optimizer).plan_largest(layout))
+    });
     let mut table = String::new();
     writeln!(table, "bytes of the largest of {} ranks:", layout.world_size())?;
     write!(table, "{:<12}{:>12}", "", "measured")?;
     for (planned, _) in &plans {
-        let mark = if *planned == stage { "*" } else { "" };
+        let mark = if *planned == config.stage { "*" } else { "" };
         write!(table, "{:>12}", format!("{planned}{mark}"))?;
     }
     writeln!(table)?;

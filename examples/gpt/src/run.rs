@@ -1,43 +1,29 @@
 //! One training run, from its settings to its last line of output.
 
 use std::env;
-use std::io::Write as _;
 use std::iter;
 use std::path::Path;
 use std::process::ExitCode;
-use std::time::{Duration, Instant};
+use std::sync::Mutex;
+use std::time::Instant;
 
-use anyhow::{Context, Result, anyhow, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use burn::tensor::Device;
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use zero_burn::launcher::{self, LaunchOptions};
-use zero_burn::{Bytes, LocalWorld, Rank, World};
+use zero_burn::{LocalWorld, Rank, World};
 
 use crate::corpus::Corpus;
 use crate::learner::{Learner, Progress};
-use crate::metrics::{Metrics, Record};
+use crate::metrics::Metrics;
+use crate::observer::Observer;
 use crate::plain::Plain;
 use crate::settings::Settings;
 use crate::sharded::Sharded;
-use crate::{chart, report, sample};
+use crate::trace::{Timeline, TraceFile};
+use crate::{chart, report, sample, update};
 
 const CHART: &str = "gpt-loss.svg";
 const PROMPT: &[u8] = b"/// The ";
-/// Without a terminal, so many lines tell of the whole run.
-const PLAIN_LINES: usize = 20;
-
-/// Prints a line, like `println!`, but what goes wrong is an error of the calling function. Nobody reading any more is not
-/// one: a run is worth finishing without an audience.
-macro_rules! say {
-    ($($arguments:tt)*) => {
-        match writeln!(std::io::stdout(), $($arguments)*) {
-            Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
-                return Err(anyhow!("cannot write to the standard output: {error}"));
-            }
-            _ => {}
-        }
-    };
-}
 
 /// Trains as `settings` say, and prints what came of it.
 ///
@@ -46,26 +32,32 @@ macro_rules! say {
 /// Names the cause: settings that cannot work, a corpus without text, a rank that failed.
 pub fn run(settings: &Settings) -> Result<ExitCode> {
     let launched = if settings.plain { None } else { World::from_env()? };
+    let size = launched.as_ref().map_or(settings.world_size(), World::size);
+    let followed = settings.deepspeed.as_ref().map(|file| file.follow(settings, size)).transpose()?;
+    let settings = followed.as_ref().map_or(settings, |(settings, _)| settings);
     let world = match launched {
         None if settings.processes => return processes(settings),
-        None => World::Local(LocalWorld::new(settings.world_size())),
+        None => World::Local(LocalWorld::new(size)),
         Some(world) => world,
     };
-    let ranks = world.size().get();
+    let ranks = size.get();
     let asked = settings.ranks.unwrap_or(ranks);
     ensure!(asked == ranks || settings.plain, "--ranks says {asked}, but the launcher started {ranks}");
     // Of several processes, one speaks.
     let speaks = world.rank().is_none_or(|rank| rank == Rank::ROOT);
     let corpus = Corpus::read(&settings.corpus, settings.model.context)?;
-    if let Some(path) = &settings.metrics {
-        ensure!(
-            !corpus.contains(path),
-            "the metrics would overwrite {}, which is in the corpus",
-            path.display()
-        );
+    for (what, path) in [("metrics", &settings.metrics), ("trace", &settings.trace)] {
+        let overwrites = path.as_ref().filter(|path| corpus.contains(path));
+        if let Some(path) = overwrites {
+            bail!("the {what} would overwrite {}, which is in the corpus", path.display());
+        }
     }
     let metrics = Metrics::create(settings.metrics.as_deref().filter(|_| speaks))?;
+    let trace = settings.trace.as_deref().filter(|_| speaks).map(TraceFile::create).transpose()?;
     if speaks {
+        if let Some((_, report)) = &followed {
+            say!("{report}");
+        }
         say!(
             "corpus: {} files, {} bytes to train on, {} held out",
             corpus.files(),
@@ -84,25 +76,37 @@ pub fn run(settings: &Settings) -> Result<ExitCode> {
     }
     if speaks {
         say!(
-            "training at {} on {ranks} ranks, {} rows per step in all",
+            "training at {} on {ranks} ranks in {}, {} rows per step in all, backwards per step: {}",
             settings.zero.stage,
-            settings.train.batch
+            settings.zero.precision.compute,
+            settings.train.batch,
+            settings.train.accumulation
         );
     }
-    let observer = std::sync::Mutex::new(Some(Observer::new(settings, metrics)));
+    // Rank 0 alone reports.
+    let reporting = Mutex::new((Some(Observer::new(settings, metrics)), trace));
     world
         .with_deadline(settings.zero.deadline())
         .run(|comm| -> Result<()> {
             let mut learner = Sharded::new(settings, &comm, device.clone())?;
             let root = comm.rank() == Rank::ROOT;
-            // Rank 0 alone reports.
-            let observer =
-                if root { observer.lock().map_err(|_| anyhow!("a rank failed"))?.take() } else { None };
+            let (observer, trace) = match root {
+                true => std::mem::take(&mut *reporting.lock().map_err(|_| anyhow!("a rank failed"))?),
+                false => (None, None),
+            };
             let curve = train_steps(&mut learner, settings, &corpus, observer)?;
+            if settings.trace.is_some() {
+                let timeline = Timeline::collect(learner.zero())?;
+                if let Some(file) = trace {
+                    file.finish(&timeline)?;
+                }
+            }
             if root {
                 finish(&learner, settings, &curve, &device)?;
-                if let (Some(measured), Ok(layout)) = (curve.last.memory, learner.zero().layout()) {
-                    say!("{}", report::memory_table(&layout, settings.zero.stage, &measured)?);
+                if let Some(engine) = &curve.last.engine {
+                    let (layout, cost) = (learner.zero().layout()?, update::cost(settings));
+                    let measured = &engine.memory;
+                    say!("{}", report::memory_table(&layout, &settings.zero, cost, measured)?);
                 }
             }
             // The other ranks are done here; what rank 0 generates from is left in their windows.
@@ -135,7 +139,7 @@ fn train_steps(
     mut observer: Option<Observer>,
 ) -> Result<Curve> {
     let mut train = Vec::new();
-    let mut last = Progress { loss: f64::NAN, grad_norm: f64::NAN, memory: None };
+    let mut last = Progress { loss: f64::NAN, grad_norm: f64::NAN, lr: f64::NAN, engine: None };
     for step in 0..settings.train.steps {
         let begin = Instant::now();
         last = learner.step(step, corpus)?;
@@ -145,7 +149,7 @@ fn train_steps(
         }
     }
     if let Some(observer) = observer {
-        observer.bar.finish_and_clear();
+        observer.finish();
     }
     let rows = corpus.held_out_rows(settings.train.held_out_rows);
     let held_out = learner.evaluate(&rows)?;
@@ -176,43 +180,4 @@ fn finish(learner: &dyn Learner, settings: &Settings, curve: &Curve, device: &De
         Err(error) => eprintln!("warning: {error}"),
     }
     Ok(())
-}
-
-/// Shows and records progress.
-struct Observer {
-    bar: ProgressBar,
-    metrics: Metrics,
-    lines: bool,
-}
-
-impl Observer {
-    fn new(settings: &Settings, metrics: Metrics) -> Self {
-        let target = ProgressDrawTarget::stderr();
-        let lines = target.is_hidden();
-        let bar = ProgressBar::with_draw_target(Some(settings.train.steps as u64), target);
-        if let Ok(style) = ProgressStyle::with_template("{bar:32} {pos}/{len} {elapsed}/{duration} {msg}") {
-            bar.set_style(style);
-        }
-        Self { bar, metrics, lines }
-    }
-
-    fn step(&mut self, step: usize, progress: &Progress, settings: &Settings, took: Duration) -> Result<()> {
-        let tokens = (settings.train.batch * settings.model.context) as f64 / took.as_secs_f64();
-        let resident = memory_stats::memory_stats().map_or(0, |memory| memory.physical_mem as u64);
-        let told = format!(
-            "loss {:.4} bits/byte  {tokens:.0} tokens/s  {} resident",
-            progress.loss / std::f64::consts::LN_2,
-            Bytes::new(resident)
-        );
-        self.metrics.write(&Record::new(step + 1, progress, settings.lr(step), tokens))?;
-        let steps = settings.train.steps;
-        if self.lines
-            && ((step + 1).is_multiple_of(steps.div_ceil(PLAIN_LINES)) || step == 0 || step + 1 == steps)
-        {
-            say!("step {}/{steps}  {told}", step + 1);
-        }
-        self.bar.set_message(told);
-        self.bar.inc(1);
-        Ok(())
-    }
 }

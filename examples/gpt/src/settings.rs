@@ -1,14 +1,17 @@
 //! What a run does: embedded defaults, a TOML file over them, flags over both.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, anyhow, ensure};
 use serde::{Deserialize, Serialize};
-use zero_burn::{Stage, WorldSize, ZeroConfig};
+use zero_burn::{DType, DeepSpeedOptimizer, Stage, WorldSize, ZeroConfig};
 
+use crate::deepspeed::DeepSpeedFile;
 use crate::flags::Flags;
 use crate::model::GptConfig;
+use crate::rates::Rates;
 use crate::train_config::TrainConfig;
 
 /// Everything a run needs.
@@ -22,14 +25,24 @@ pub struct Settings {
     pub zero: ZeroConfig,
     /// Where the text lies.
     pub corpus: Vec<PathBuf>,
+    /// The optimizer; `None` for AdamW with the numbers of `train`.
+    pub optimizer: Option<DeepSpeedOptimizer>,
+    /// The learning rates.
+    pub rates: Rates,
+    /// A file of DeepSpeed that has not been [followed](DeepSpeedFile::follow) yet, because how depends on the world.
+    pub deepspeed: Option<DeepSpeedFile>,
     /// Where metrics go.
     pub metrics: Option<PathBuf>,
+    /// Where the trace goes.
+    pub trace: Option<PathBuf>,
     /// Burn alone.
     pub plain: bool,
     /// The number of ranks, if the command line gives it.
     pub ranks: Option<usize>,
     /// Each rank is a process.
     pub processes: bool,
+    /// What somebody wrote, by key, such as `train.batch`: in which words, and where.
+    pub(crate) written: BTreeMap<String, String>,
 }
 
 impl Settings {
@@ -44,20 +57,43 @@ impl Settings {
             train: TrainConfig::default(),
             zero: ZeroConfig { clip_norm: Some(1.0), ..ZeroConfig::default() },
             corpus: vec![workspace()],
+            optimizer: None,
+            rates: Rates::Cosine,
+            deepspeed: flags.deepspeed_config.as_deref().map(DeepSpeedFile::read).transpose()?,
             metrics: flags.metrics,
+            trace: flags.trace,
             plain: flags.plain,
             ranks: flags.ranks,
             processes: flags.processes,
+            written: BTreeMap::new(),
         };
         if let Some(path) = &flags.config {
             let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-            settings.apply_toml(&text).with_context(|| format!("{} cannot work", path.display()))?;
+            let name = path.display();
+            settings.apply_toml(&text, &name.to_string()).with_context(|| format!("{name} cannot work"))?;
         }
         if let Some(ranks) = flags.ranks {
             settings.train.ranks = ranks;
         }
         if let Some(stage) = flags.stage {
             settings.zero.stage = Stage::try_from(stage)?;
+            settings.note("zero.stage", format!("--stage {stage}"));
+        }
+        if let Some(precision) = flags.precision {
+            settings.zero.precision.compute = precision;
+            settings.note("zero.precision.compute", format!("--precision {precision}"));
+        }
+        if let Some(batch) = flags.batch {
+            settings.train.batch = batch;
+            settings.note("train.batch", format!("--batch {batch}"));
+        }
+        if let Some(accumulation) = flags.accumulation {
+            settings.train.accumulation = accumulation;
+            settings.note("train.accumulation", format!("--accumulation {accumulation}"));
+        }
+        if let Some(lr) = flags.lr {
+            settings.train.lr = lr;
+            settings.note("train.lr", format!("--lr {lr}"));
         }
         if let Some(steps) = flags.steps {
             settings.train.steps = steps;
@@ -77,17 +113,34 @@ impl Settings {
         WorldSize::new(self.train.ranks).unwrap_or(WorldSize::ONE)
     }
 
-    /// The learning rate of a step, counted from 0.
-    pub fn lr(&self, step: usize) -> f64 {
-        let train = &self.train;
-        if step < train.warmup {
-            return train.lr * (step + 1) as f64 / train.warmup as f64;
-        }
-        let done = (step - train.warmup) as f64 / train.steps.saturating_sub(train.warmup).max(1) as f64;
-        train.lr * (0.1 + 0.45 * (1.0 + (std::f64::consts::PI * done.min(1.0)).cos()))
+    /// The learning rate of a step, counted from 0; steps that were skipped do not count.
+    pub fn lr(&self, step: u64) -> f64 {
+        self.rates.at(step, &self.train)
     }
 
-    fn apply_toml(&mut self, text: &str) -> Result<()> {
+    /// What somebody wrote about the batch, to end a message with.
+    pub(crate) fn words_on_batch(&self) -> String {
+        let words = ["train.batch", "train.accumulation"].map(|key| self.written.get(key));
+        let words: Vec<_> = words.into_iter().flatten().map(String::as_str).collect();
+        if words.is_empty() { String::new() } else { format!(" (beside it: {})", words.join(", ")) }
+    }
+
+    fn note(&mut self, key: &str, words: String) {
+        self.written.insert(key.to_owned(), words);
+    }
+
+    /// Notes every key of a section, those of its tables by their path.
+    fn note_table(&mut self, section: &str, table: &toml::Table, file: &str) {
+        for (key, value) in table {
+            let key = format!("{section}.{key}");
+            match value {
+                toml::Value::Table(table) => self.note_table(&key, table, file),
+                _ => self.note(&key, format!("`{key} = {value}` in {file}")),
+            }
+        }
+    }
+
+    fn apply_toml(&mut self, text: &str, file: &str) -> Result<()> {
         let table: toml::Table = text.parse().map_err(|error: toml::de::Error| {
             let before = error.span().map_or(0, |span| span.start.min(text.len()));
             let line = 1 + text.bytes().take(before).filter(|&byte| byte == b'\n').count();
@@ -98,6 +151,7 @@ impl Settings {
                 toml::Value::Table(table) => table,
                 _ => return Err(anyhow!("`{section}` must be a section: [{section}]")),
             };
+            self.note_table(&section, &table, file);
             match section.as_str() {
                 "model" => self.model = merge("model", &self.model, table)?,
                 "train" => self.train = merge("train", &self.train, table)?,
@@ -115,8 +169,9 @@ impl Settings {
         Ok(())
     }
 
-    fn validate(&self) -> Result<()> {
-        let Self { model, train, .. } = self;
+    /// Whether all of it can work.
+    pub(crate) fn validate(&self) -> Result<()> {
+        let Self { model, train, zero, .. } = self;
         let positive = [
             ("model.context", model.context),
             ("model.dim", model.dim),
@@ -125,6 +180,7 @@ impl Settings {
             ("train.ranks", train.ranks),
             ("train.steps", train.steps),
             ("train.batch", train.batch),
+            ("train.accumulation", train.accumulation),
             ("train.held_out_rows", train.held_out_rows),
         ];
         for (name, value) in positive {
@@ -136,7 +192,11 @@ impl Settings {
             model.dim,
             model.heads
         );
-        let bounded = [("train.ranks", train.ranks, MOST_RANKS), ("train.steps", train.steps, MOST_STEPS)];
+        let bounded = [
+            ("train.ranks", train.ranks, MOST_RANKS),
+            ("train.steps", train.steps, MOST_STEPS),
+            ("train.accumulation", train.accumulation, MOST_BACKWARDS),
+        ];
         for (name, value, most) in bounded {
             ensure!(value <= most, "`{name}` = {value} is more than {most}");
         }
@@ -153,7 +213,21 @@ impl Settings {
             "`train.weight_decay` must not be negative, but is {}",
             train.weight_decay
         );
-        self.zero.validate()?;
+        zero.validate()?;
+        let is_apart = self.trace.is_none() || self.trace != self.metrics;
+        ensure!(is_apart, "--trace and --metrics name one file; the trace would replace the metrics");
+        if self.plain {
+            let compute = zero.precision.compute;
+            ensure!(
+                compute == DType::F32,
+                "--plain, which trains with Burn alone, computes in f32, not in {compute}"
+            );
+            ensure!(
+                train.accumulation == 1,
+                "--plain, which trains with Burn alone, takes one backward per step, not `train.accumulation` = {}",
+                train.accumulation
+            );
+        }
         Ok(())
     }
 }
@@ -163,6 +237,9 @@ const MOST_PARAMETERS: u128 = 20_000_000_000;
 
 /// More would be a mistake.
 const MOST_RANKS: usize = 1024;
+
+/// So many in a step would be a mistake, too.
+const MOST_BACKWARDS: usize = 1_000_000;
 
 /// The loss of every step is kept for the curve.
 const MOST_STEPS: usize = 1_000_000_000;

@@ -2,18 +2,19 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Result;
 use burn::module::Module;
-use burn::optim::AdamW;
 use burn::tensor::Device;
-use zero_burn::{Communicator, CommunicatorExt, Partition, ReduceOp, Zero, ZeroOptimizer};
+use zero_burn::{Bytes, Communicator, CommunicatorExt, Partition, ReduceOp, Statistics, Zero};
 
 use crate::corpus::Corpus;
-use crate::learner::{Learner, Progress, evaluate, optimizer};
+use crate::learner::{EngineProgress, Learner, Progress, evaluate};
 use crate::model::Gpt;
 use crate::rows::Rows;
 use crate::settings::Settings;
+use crate::update::{self, Update};
 
 /// One rank of a sharded run.
 #[derive(Debug)]
@@ -21,7 +22,7 @@ pub struct Sharded {
     settings: Settings,
     zero: Zero,
     model: Gpt,
-    optimizer: ZeroOptimizer<AdamW>,
+    optimizer: Box<dyn Update>,
 }
 
 impl Sharded {
@@ -33,7 +34,8 @@ impl Sharded {
     pub fn new(settings: &Settings, comm: &Arc<dyn Communicator>, device: Device) -> Result<Self> {
         let zero = Zero::new(settings.zero.clone(), comm, device)?;
         let model = zero.shard(|device| settings.model.init(device))?;
-        let optimizer = zero.optimizer(optimizer(settings).build())?;
+        let optimizer = update::optimizer(&zero, settings)?;
+        zero.set_tracing(settings.trace.is_some())?;
         Ok(Self { settings: settings.clone(), zero, model, optimizer })
     }
 
@@ -47,27 +49,78 @@ impl Sharded {
         let comm = self.zero.communicator();
         Partition::new(rows, comm.world_size()).range(comm.rank())
     }
+
+    /// One backward of this step.
+    fn backward(&self, rows: &Rows) -> Result<()> {
+        if rows.is_empty() {
+            self.zero.skip_backward()?;
+            return Ok(());
+        }
+        let (tokens, targets) = rows.tensors(self.zero.device());
+        let loss = self.zero.trace_compute("forward", || self.model.loss(tokens, targets))?;
+        self.zero.backward_weighted(loss, rows.len() as f64)?;
+        Ok(())
+    }
+
+    /// The largest of all ranks' numbers, one by one.
+    fn largest(&self, statistics: Statistics) -> Result<Statistics> {
+        let Statistics {
+            gathered, gather_time, gather_exposed, reduced, reduce_time, reduce_exposed, ..
+        } = statistics;
+        let bytes = |bytes: Bytes| bytes.get() as f64;
+        let mut numbers = [
+            bytes(gathered),
+            gather_time.as_secs_f64(),
+            gather_exposed.as_secs_f64(),
+            bytes(reduced),
+            reduce_time.as_secs_f64(),
+            reduce_exposed.as_secs_f64(),
+            statistics.update_time.as_secs_f64(),
+            statistics.lookahead_hits as f64,
+            statistics.lookahead_misses as f64,
+        ];
+        self.zero.communicator().all_reduce(&mut numbers, ReduceOp::Max, "statistics")?;
+        let (bytes, time) = (|number: f64| Bytes::new(number as u64), Duration::from_secs_f64);
+        Ok(Statistics {
+            gathered: bytes(numbers[0]),
+            gather_time: time(numbers[1]),
+            gather_exposed: time(numbers[2]),
+            reduced: bytes(numbers[3]),
+            reduce_time: time(numbers[4]),
+            reduce_exposed: time(numbers[5]),
+            update_time: time(numbers[6]),
+            lookahead_hits: numbers[7] as u64,
+            lookahead_misses: numbers[8] as u64,
+        })
+    }
 }
 
 impl Learner for Sharded {
     fn step(&mut self, step: usize, corpus: &Corpus) -> Result<Progress> {
         let Settings { train, zero, .. } = &self.settings;
         let rows = corpus.training_rows(zero.seed, step, self.share(train.batch));
-        if rows.is_empty() {
-            self.zero.skip_backward()?;
-        } else {
-            let (tokens, targets) = rows.tensors(self.zero.device());
-            self.zero.backward_weighted(self.model.loss(tokens, targets), rows.len() as f64)?;
+        let backwards = train.accumulation;
+        for part in 0..backwards {
+            self.backward(&rows.slice(rows.len() * part / backwards..rows.len() * (part + 1) / backwards))?;
         }
-        let outcome = self.optimizer.step(self.settings.lr(step), &mut self.model)?;
-        let memory = Some(self.zero.memory_of_largest_rank()?);
+        let lr = self.settings.lr(self.optimizer.steps());
+        let outcome = self.optimizer.step(lr, &mut self.model)?;
+        let engine = EngineProgress {
+            memory: self.zero.memory_of_largest_rank()?,
+            statistics: self.largest(outcome.statistics)?,
+            loss_scale: outcome.loss_scale,
+            applied: outcome.applied,
+            not_finite: outcome.not_finite,
+        };
         self.zero.reset_gathered_peak()?;
-        Ok(Progress { loss: outcome.loss, grad_norm: outcome.grad_norm, memory })
+        Ok(Progress { loss: outcome.loss, grad_norm: outcome.grad_norm, lr, engine: Some(engine) })
     }
 
     fn evaluate(&mut self, rows: &Rows) -> Result<f64> {
         let mine = rows.slice(self.share(rows.len()));
-        let mut sums = [evaluate(&self.model(), &mine, self.zero.device()), mine.len() as f64];
+        let sum =
+            self.zero.trace_compute("evaluate", || evaluate(&self.model(), &mine, self.zero.device()))?;
+        let mut sums = [sum, mine.len() as f64];
         self.zero.check()?;
         self.zero.communicator().all_reduce(&mut sums, ReduceOp::Sum, "held-out loss")?;
         Ok(sums[0] / sums[1])

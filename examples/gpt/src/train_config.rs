@@ -12,12 +12,14 @@ pub struct TrainConfig {
     pub steps: usize,
     /// Rows per step, over all ranks.
     pub batch: usize,
+    /// Backwards per step; each takes an equal part of a rank's rows.
+    pub accumulation: usize,
     /// The highest learning rate, reached after `warmup` steps and then lowered along a cosine.
     pub lr: f64,
     /// Steps of linear warm-up.
     pub warmup: usize,
     /// AdamW's decoupled weight decay.
-    pub weight_decay: f32,
+    pub weight_decay: f64,
     /// Held-out rows to evaluate on.
     pub held_out_rows: usize,
     /// Bytes of text to generate at the end.
@@ -30,6 +32,7 @@ impl Default for TrainConfig {
             ranks: 2,
             steps: 120,
             batch: 8,
+            accumulation: 1,
             lr: 1e-3,
             warmup: 20,
             weight_decay: 0.1,

@@ -1,46 +1,14 @@
 //! The binary as a user meets it.
 
+mod common;
+
 use std::fs;
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::Command;
 
 use serde_json::Value;
-use tempfile::TempDir;
 
-const TINY: &str = "[model]\ncontext = 16\ndim = 16\nheads = 2\nlayers = 2\n\
-                    [train]\nbatch = 5\nsteps = 4\nwarmup = 1\nsample = 12\nheld_out_rows = 5\n";
-
-fn gpt(folder: &Path, arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_gpt"))
-        .args(arguments)
-        .current_dir(folder)
-        .output()
-        .expect("the binary was built")
-}
-
-fn folder() -> TempDir {
-    let folder = TempDir::new().unwrap();
-    fs::write(folder.path().join("tiny.toml"), TINY).unwrap();
-    let text: String =
-        (0..400).map(|line| format!("line {line} of a text about {}\n", line * line)).collect();
-    fs::write(folder.path().join("text.txt"), text).unwrap();
-    folder
-}
-
-/// Runs with metrics, and gives them with what was printed.
-fn train(folder: &TempDir, arguments: &[&str]) -> (Vec<Value>, String) {
-    let mut all = vec!["--config", "tiny.toml", "--corpus", "text.txt", "--metrics", "metrics.jsonl"];
-    all.extend(arguments);
-    let output = gpt(folder.path(), &all);
-    let printed = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(output.status.success(), "{all:?}: {printed}{}", String::from_utf8_lossy(&output.stderr));
-    let metrics = fs::read_to_string(folder.path().join("metrics.jsonl")).unwrap();
-    (metrics.lines().map(|line| serde_json::from_str(line).unwrap()).collect(), printed)
-}
-
-fn losses(metrics: &[Value]) -> Vec<f64> {
-    metrics.iter().map(|record| record["loss"].as_f64().unwrap()).collect()
-}
+use common::{folder, gpt, losses, train};
 
 #[test]
 fn a_run_ends_with_losses_a_sample_a_table_and_a_curve() {
@@ -53,16 +21,26 @@ fn a_run_ends_with_losses_a_sample_a_table_and_a_curve() {
         "grad_norm",
         "lr",
         "tokens_per_second",
+        "loss_scale",
         "parameter_bytes",
         "gradient_bytes",
         "optimizer_bytes",
         "gathered_peak_bytes",
+        "gathered_bytes",
+        "gather_seconds",
+        "gather_exposed_seconds",
+        "reduced_bytes",
+        "reduce_seconds",
+        "reduce_exposed_seconds",
+        "lookahead_hits",
+        "lookahead_misses",
     ];
     for (at, record) in metrics.iter().enumerate() {
         assert_eq!(record["step"], at + 1);
         for key in keys {
             assert!(record[key].is_number(), "{key} in {record}");
         }
+        assert_eq!((&record["precision"], &record["skipped"]), (&Value::from("f32"), &Value::from(false)));
     }
     for part in ["bits per byte", "held out", "sample:", "measured", "stage 3*", "optimizer", "step 4/4"] {
         assert!(printed.contains(part), "{part} in {printed}");
@@ -87,6 +65,31 @@ fn ranks_stages_and_burn_alone_give_the_same_losses() {
             }
         }
     }
+}
+
+#[test]
+fn a_step_of_several_backwards_is_one_of_all_their_rows() {
+    let folder = folder();
+    let reference = losses(&train(&folder, &["--plain"]).0);
+    // Of the five rows, rank 0 has three and rank 1 two: some backwards have one more than others, or none.
+    for (stage, accumulation) in [("0", "2"), ("1", "3"), ("2", "2"), ("3", "4")] {
+        let (metrics, printed) = train(&folder, &["--stage", stage, "--accumulation", accumulation]);
+        assert!(printed.contains(&format!("backwards per step: {accumulation}")), "{printed}");
+        for (loss, expected) in losses(&metrics).iter().zip(&reference) {
+            assert!((loss - expected).abs() < 1e-4 * expected, "{metrics:?} and {reference:?}");
+        }
+    }
+}
+
+#[test]
+fn burn_alone_has_no_numbers_of_the_engine() {
+    let folder = folder();
+    let (metrics, _) = train(&folder, &["--plain"]);
+    for record in &metrics {
+        assert!(record["loss"].is_number() && record["gathered_bytes"].is_null(), "{record}");
+        assert!(record["loss_scale"].is_null() && record["skipped"] == false, "{record}");
+    }
+    assert_eq!(metrics.len(), 4);
 }
 
 #[test]
@@ -120,7 +123,7 @@ fn what_cannot_work_is_one_clear_line() {
     for (name, text) in files {
         fs::write(folder.path().join(name), text).unwrap();
     }
-    let cases: [(&[&str], &str); 20] = [
+    let cases: [(&[&str], &str); 30] = [
         (&["--config", "missing.toml"], "missing.toml"),
         (&["--config", "key.toml"], "did you mean `steps`?"),
         (&["--config", "section.toml"], "did you mean `zero`?"),
@@ -141,6 +144,16 @@ fn what_cannot_work_is_one_clear_line() {
         (&["--ranks"], "ranks"),
         (&["--plain", "--stage", "1"], "--plain"),
         (&["--metrics", "nowhere/metrics.jsonl"], "nowhere"),
+        (&["--trace", "nowhere/trace.json"], "nowhere"),
+        (&["--trace", "empty"], "folder"),
+        (&["--corpus", "text.txt", "--trace", "text.txt"], "overwrite"),
+        (&["--trace", "same.json", "--metrics", "same.json"], "one file"),
+        (&["--plain", "--trace", "trace.json"], "--plain"),
+        (&["--plain", "--precision", "bf16"], "bf16"),
+        (&["--plain", "--accumulation", "2"], "train.accumulation"),
+        (&["--precision", "f64"], "f64"),
+        (&["--accumulation", "0"], "accumulation"),
+        (&["--lr", "nan"], "train.lr"),
     ];
     for (arguments, expected) in cases {
         let output = gpt(folder.path(), arguments);
