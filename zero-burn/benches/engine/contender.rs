@@ -69,14 +69,16 @@ pub(crate) fn plain(config: &GptConfig, steps: usize, rows: Range<usize>, meet: 
     times
 }
 
-/// The engine on this rank's share of the rows.
+/// The engine on this rank's share of the rows. A `device` with autodiff keeps its own gradient checkpointing, which is
+/// none by default; to one without, the engine adds autodiff, at stage 3 with checkpointing.
 pub(crate) fn sharded(
     config: &GptConfig,
     zero_config: &ZeroConfig,
+    device: Device,
     steps: usize,
     comm: &Arc<dyn Communicator>,
 ) -> Result<Times, ZeroError> {
-    let zero = Zero::new(zero_config.clone(), comm, Device::default())?;
+    let zero = Zero::new(zero_config.clone(), comm, device)?;
     let mut model = zero.shard(|device| config.init(device))?;
     let mut optimizer = zero.optimizer::<AdamW>(optimizer().build())?;
     let share = Partition::new(ROWS, comm.world_size()).range(comm.rank());

@@ -12,6 +12,7 @@ mod processes;
 use std::error::Error;
 use std::path::PathBuf;
 
+use burn::tensor::Device;
 use contender::{ROWS, plain, sharded};
 use gpt::GptConfig;
 use serde_json::{Value, json};
@@ -66,7 +67,7 @@ fn threads(config: &GptConfig) -> Vec<Value> {
                 None => plain(config, STEPS, 0..ROWS, &|| ()).median(),
                 Some(world) => {
                     let runs = LocalWorld::new(world)
-                        .run(|comm| sharded(config, &ZeroConfig::default(), STEPS, &comm))
+                        .run(|comm| sharded(config, &ZeroConfig::default(), Device::default(), STEPS, &comm))
                         .unwrap_or_else(|error| panic!("{error}"));
                     runs[0].median()
                 }

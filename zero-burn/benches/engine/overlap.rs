@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use burn::tensor::Device;
 use gpt::GptConfig;
 use serde_json::{Value, json};
 use zero_burn::{Bytes, Communicator, DType, LocalWorld, Precision, Stage, WorldSize, ZeroConfig, ZeroError};
@@ -22,7 +23,7 @@ fn run(config: &GptConfig, zero: &ZeroConfig, link: Option<Link>) -> Times {
             Some(link) => Arc::new(Throttled::new(comm, link)) as Arc<dyn Communicator>,
             None => comm,
         };
-        sharded(config, zero, STEPS, &comm)
+        sharded(config, zero, Device::default(), STEPS, &comm)
     });
     let runs = runs.unwrap_or_else(|error| panic!("{error}"));
     runs.into_iter().max_by(|a, b| a.median().total_cmp(&b.median())).unwrap_or_default()
