@@ -165,11 +165,10 @@ impl Gathers {
                 windows.read(parameter, buffer)
             });
             let mut state = lock(&self.state);
+            let is_wanted = state.round == round;
             let resident = &mut state.slots[parameter.index()].resident;
-            let previous = resident.take();
-            *resident = previous.or(Some(Resident::Coming(work)));
-            if state.round != round {
-                state.slots[parameter.index()].resident = None;
+            if is_wanted && resident.is_none() {
+                *resident = Some(Resident::Coming(work));
             }
         }
     }

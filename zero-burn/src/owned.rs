@@ -152,18 +152,19 @@ impl OwnedGradients {
 impl Part {
     fn gradients(&mut self, engine: &Engine, accumulate: DType, factor: f32) -> Tensor<1> {
         if let Self::Sums(sums) = self {
-            let mut buffer = engine.sums.take(0);
-            if accumulate == DType::F32 {
-                std::mem::swap(&mut buffer, sums);
+            let buffer = if accumulate == DType::F32 {
+                let mut buffer = std::mem::replace(sums, engine.sums.take(0));
                 buffer.as_mut_slice::<f32>().iter_mut().for_each(|sum| *sum *= factor);
+                buffer
             } else {
-                buffer = engine.sums.take(sums.len() / accumulate.size() * size_of::<f32>());
+                let mut buffer = engine.sums.take(sums.len() / accumulate.size() * size_of::<f32>());
                 FloatsMut::F32(buffer.as_mut_slice()).write(
                     Write::Put,
                     Floats::new(accumulate, sums),
                     factor,
                 );
-            }
+                buffer
+            };
             *self = Self::Gradients(Box::new(tensor_from_buffer(buffer, DType::F32, &engine.device)));
         }
         match self {

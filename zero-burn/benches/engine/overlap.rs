@@ -42,7 +42,7 @@ fn cases() -> [(&'static str, ZeroConfig, Option<f64>); 3] {
     let precision = Precision { compute: DType::BF16, reduce: Some(DType::F32), ..Precision::default() };
     [
         // The gather is half of the transfers, and can hide behind the forward pass alone, which is a quarter of the
-        // compute: at most three quarters can be hidden.
+        // compute: little more than three quarters can be hidden.
         ("stage 2, f32", config(Stage::Two), None),
         ("stage 2, bf16 parameters", ZeroConfig { precision, ..config(Stage::Two) }, Some(0.85)),
         ("stage 3, f32", config(Stage::Three), Some(0.85)),
