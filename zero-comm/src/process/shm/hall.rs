@@ -30,8 +30,10 @@ use rustix::fs::Timespec;
 use rustix::thread::futex;
 use zero_core::Rank;
 
+use super::route::{Kind, Route, Routes, Trip};
 use super::segment::Segment;
-use super::shape::{ASLEEP, BELL, LENGTHS, LINE, POSTED, Shape, WRITTEN};
+use super::shape::{ASLEEP, BELL, LENGTHS, LINE, POSTED, ROUTE, Shape, WRITTEN};
+use super::streaming;
 use crate::process::wait::Wait;
 use crate::{CommError, lock};
 
@@ -41,6 +43,12 @@ const SPINS: u32 = 200;
 /// How long a rank looks before it sleeps, and lets others have its core between looks: longer than falling
 /// asleep and being woken takes, which on virtual machines is a tenth of a millisecond.
 const LOOK: Duration = Duration::from_micros(200);
+
+/// The seat that chooses a route for all.
+const FIRST: usize = 0;
+
+/// What the word `ROUTE` is then.
+const THROUGH_MEMORY: u32 = 1;
 
 /// One rank's seat in a hall.
 #[derive(Debug)]
@@ -63,6 +71,18 @@ pub(super) struct Progress {
     round: u64,
     /// By writer: the number of chunks of all operations so far.
     pub(super) chunks: Vec<u64>,
+    /// The first seat's choice is followed by all.
+    routes: Routes,
+}
+
+impl Progress {
+    /// Notes that each seat has written this many chunks in an operation that is over.
+    pub(super) fn end(&mut self, chunks: &[u64], trip: Trip) {
+        for (count, more) in self.chunks.iter_mut().zip(chunks) {
+            *count += more;
+        }
+        self.routes.arrive(trip);
+    }
 }
 
 impl Hall {
@@ -82,7 +102,11 @@ impl Hall {
             shape,
             seat,
             spins: if ranks.len() <= cores { SPINS } else { 0 },
-            progress: Mutex::new(Progress { round: 0, chunks: vec![0; ranks.len()] }),
+            progress: Mutex::new(Progress {
+                round: 0,
+                chunks: vec![0; ranks.len()],
+                routes: Routes::default(),
+            }),
             ranks,
         }
     }
@@ -172,12 +196,27 @@ impl Hall {
         let start = self.chunk_start(self.seat, index);
         // SAFETY: every reader has passed over what was in this place, and reads it again only when
         // `written` says so.
-        unsafe { self.segment.bytes_mut(start, bytes.len()) }.copy_from_slice(bytes);
+        let place = unsafe { self.segment.bytes_mut(start, bytes.len()) };
+        match self.word(FIRST, ROUTE).load(Ordering::Relaxed) {
+            THROUGH_MEMORY => streaming::copy(place, bytes),
+            _ => place.copy_from_slice(bytes),
+        }
         self.counter(self.seat, WRITTEN).store(index + 1, Ordering::Release);
         match reader {
             Some(reader) => self.wake(reader),
             None => self.others().for_each(|reader| self.wake(reader)),
         }
+    }
+
+    /// Begins to write the chunks of an operation. The first seat chooses how all write from now on; they may
+    /// see it a little later.
+    pub(super) fn depart(&self, progress: &mut Progress, kind: Kind) -> Trip {
+        let trip = progress.routes.depart(kind);
+        if self.seat == FIRST {
+            let route = if trip.route == Route::Memory { THROUGH_MEMORY } else { 0 };
+            self.word(FIRST, ROUTE).store(route, Ordering::Relaxed);
+        }
+        trip
     }
 
     /// # Safety

@@ -5,6 +5,7 @@
 
 mod arena;
 mod hall;
+mod route;
 mod segment;
 mod shape;
 mod streaming;

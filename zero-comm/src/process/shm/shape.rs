@@ -7,7 +7,8 @@ pub(super) const ASLEEP: usize = LINE;
 pub(super) const POSTED: usize = 2 * LINE;
 pub(super) const WRITTEN: usize = 3 * LINE;
 pub(super) const LENGTHS: usize = 4 * LINE;
-const COUNTERS: usize = 6 * LINE;
+pub(super) const ROUTE: usize = 6 * LINE;
+const COUNTERS: usize = 7 * LINE;
 
 /// The measures of a hall.
 #[derive(Clone, Copy, Debug)]

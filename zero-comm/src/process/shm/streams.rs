@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 use zero_core::DType;
 
 use super::hall::{Hall, Progress};
+use super::route::Kind;
 use super::shape::WRITTEN;
 use super::streaming;
 use crate::process::plane::{Cast, Exchange, cut};
@@ -237,6 +238,7 @@ impl Hall {
             }
             places.push(mine);
         }
+        let trip = self.depart(&mut progress, Kind { reduces: true, chunks: totals.iter().sum() });
         let whole = ranges[self.seat].len();
         let blocks = whole.div_ceil(size);
         let mut block = 0;
@@ -285,9 +287,7 @@ impl Hall {
                 },
             )?;
         }
-        for (count, total) in progress.chunks.iter_mut().zip(totals) {
-            *count += total;
-        }
+        progress.end(&totals, trip);
         Ok(())
     }
 
@@ -312,6 +312,7 @@ impl Hall {
         let mut progress = lock(&self.progress);
         let received: usize = sinks.iter().flatten().map(|sink| sink.bytes.len()).sum();
         let copy = if received >= STREAMED_BYTES { streaming::copy } else { <[u8]>::copy_from_slice };
+        let trip = self.depart(&mut progress, Kind { reduces: false, chunks: totals.iter().sum() });
         let bases = progress.chunks.clone();
         let mut written = bases[self.seat];
         let mut chunks = chunks.into_iter();
@@ -374,9 +375,7 @@ impl Hall {
                 },
             )?;
         }
-        for (count, total) in progress.chunks.iter_mut().zip(totals) {
-            *count += total;
-        }
+        progress.end(totals, trip);
         Ok(())
     }
 
