@@ -21,6 +21,13 @@ use crate::reading::{ReadAnswer, ReadRequest};
 use crate::windows::Windows;
 use crate::{CommError, WindowKey, lock};
 
+/// How much ranks of one host all-reduce at once, all together: what is under way fits their caches.
+const PIECES_HERE: usize = 2 << 20;
+const LEAST_PIECE: usize = 128 << 10;
+
+/// How much ranks of several hosts all-reduce at once.
+const PIECE_AFAR: usize = 4 << 20;
+
 /// A listening socket of a rank that does not know yet where the others are.
 #[derive(Debug)]
 pub(crate) struct Unstarted {
@@ -38,6 +45,7 @@ pub(crate) struct TcpFabric {
     idle: Mutex<HashMap<Rank, Vec<TcpLinks>>>,
     reception: Reception,
     may_spin: bool,
+    piece_bytes: usize,
 }
 
 impl TcpFabric {
@@ -49,7 +57,7 @@ impl TcpFabric {
 
     fn links(&self, streams: Vec<(Rank, TcpStream)>, wait: &Wait<'_>) -> Result<TcpLinks, CommError> {
         let peer = streams.first().map_or(self.standing.rank(), |(rank, _)| *rank);
-        TcpLinks::new(streams, &self.counters, self.may_spin)
+        TcpLinks::new(streams, &self.counters, (self.may_spin, self.piece_bytes))
             .map_err(|error| wait.broken(peer, &error.to_string()))
     }
 
@@ -85,6 +93,12 @@ impl Unstarted {
         let service = Arc::<Service>::default();
         let cores = thread::available_parallelism().map_or(1, usize::from);
         let may_spin = standing.size().get() <= cores;
+        // Of what all ranks know alike, because pieces must be the same on all.
+        let piece_bytes = if addresses.iter().flatten().all(|address| address.ip().is_loopback()) {
+            (PIECES_HERE / standing.size().get().next_power_of_two()).max(LEAST_PIECE)
+        } else {
+            PIECE_AFAR
+        };
         let (size, own) = (standing.size(), Arc::clone(&standing));
         let door = Arc::new(Door::new(own, token.clone(), addresses, Arc::clone(&service)));
         let reception = Reception::open(self.listener, token, door::PURPOSE, size, Arc::clone(&door))?;
@@ -96,6 +110,7 @@ impl Unstarted {
             idle: Mutex::default(),
             reception,
             may_spin,
+            piece_bytes,
         })
     }
 }

@@ -21,10 +21,6 @@ const SPINS: u32 = 40;
 /// How often they are tried, while others get the core between, before the thread sleeps.
 const YIELDS: u32 = 30;
 
-/// How much is all-reduced at once with peers of this host, and with others.
-const PIECE_HERE: usize = 256 << 10;
-const PIECE_AFAR: usize = 4 << 20;
-
 #[derive(Debug)]
 pub(super) struct TcpLinks {
     peers: Vec<Peer>,
@@ -65,14 +61,11 @@ impl TcpLinks {
     pub(super) fn new(
         streams: Vec<(Rank, TcpStream)>,
         counters: &Arc<Counters>,
-        may_spin: bool,
+        (may_spin, piece_bytes): (bool, usize),
     ) -> io::Result<Self> {
-        let (mut peers, mut piece_bytes) = (Vec::with_capacity(streams.len()), PIECE_HERE);
+        let mut peers = Vec::with_capacity(streams.len());
         for (rank, stream) in streams {
             stream.set_nonblocking(true)?;
-            if !stream.peer_addr()?.ip().is_loopback() {
-                piece_bytes = PIECE_AFAR;
-            }
             peers.push(Peer { rank, stream, is_lost: AtomicBool::new(false) });
         }
         let spins = if may_spin { SPINS } else { 0 };
