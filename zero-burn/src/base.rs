@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex};
 
 use burn::tensor::Device;
 use zero_comm::{Communicator, WorkQueue};
-use zero_core::{LossScale, StateBytes, ZeroConfig};
-use zero_offload::HostPool;
+use zero_core::{Bytes, LossScale, StateBytes, ZeroConfig};
+use zero_offload::{HostPool, PoolOptions};
 
 use crate::held::Held;
 use crate::ladder::Ladder;
@@ -38,6 +38,8 @@ pub(crate) struct Base {
     pub(crate) sums: HostPool,
     /// Parameters that stay gathered.
     pub(crate) replicas: HostPool,
+    /// Whole master weights for who asks; nothing is kept.
+    pub(crate) exports: HostPool,
     pub(crate) scale: Mutex<LossScale>,
     /// Counts changes of parameters.
     pub(crate) version: AtomicU64,
@@ -67,6 +69,7 @@ impl Base {
             scratch: Scratch::default(),
             sums: HostPool::default(),
             replicas: HostPool::default(),
+            exports: HostPool::new(PoolOptions { retain: Bytes::ZERO }),
             version: AtomicU64::new(0),
             phase: Phase::default(),
             after_backward: Mutex::default(),

@@ -24,6 +24,8 @@ pub(crate) struct Census {
     /// State that layers keep for themselves (running statistics): visited like parameters, but not parameters.
     buffers: HashSet<ParamId>,
     device: Device,
+    /// The path of the parameter visited last, if it is stored in another layout than it is used in.
+    mapped: Option<String>,
     error: Option<ZeroError>,
 }
 
@@ -43,6 +45,7 @@ impl Census {
             census.known = census.specs.len();
         }
         module.visit(&mut census);
+        census.refuse_mapped(false);
         match census.error.take() {
             Some(error) => Err(error),
             None => Ok(census),
@@ -50,13 +53,32 @@ impl Census {
     }
 
     fn refuse(&mut self, reason: impl Into<String>) {
-        let name = self.path.join(".");
+        self.refuse_at(self.path.join("."), reason);
+    }
+
+    fn refuse_at(&mut self, name: String, reason: impl Into<String>) {
         self.error.get_or_insert(ZeroError::UnsupportedParameter { name, reason: reason.into() });
+    }
+}
+
+impl Census {
+    /// Refuses the parameter visited last if mappers showed in it: another engine's, or those of a layout.
+    fn refuse_mapped(&mut self, is_sharded: bool) {
+        let reason = match is_sharded {
+            true => "another engine has it; `unshard` the model first",
+            false => {
+                "it is stored in another layout than it is used in (`LinearLayout::Col` is); use the usual one"
+            }
+        };
+        if let Some(name) = self.mapped.take() {
+            self.refuse_at(name, reason);
+        }
     }
 }
 
 impl ModuleVisitor for Census {
     fn enter_module(&mut self, name: &str, container_type: &str) {
+        self.refuse_mapped(container_type == "Reparameterization" && name == Sharded::NAME);
         if container_type == "Reparameterization" && name != Sharded::NAME {
             self.refuse(format!(
                 "it already carries the reparameterization `{name}`; materialize it, or shard the model first"
@@ -73,6 +95,7 @@ impl ModuleVisitor for Census {
         if self.buffers.contains(&param.id) {
             return;
         }
+        self.refuse_mapped(false);
         let path = self.path.join(".");
         if let Some(&position) = self.positions.get(&param.id) {
             let spec = &mut self.specs[position];
@@ -89,7 +112,7 @@ impl ModuleVisitor for Census {
         // The only sign of them that can be seen from here without initialising the parameter.
         let shown = format!("{param:?}");
         if shown.contains("load: true") || shown.contains("save: true") {
-            self.refuse("it is stored in another layout than it is used in (`LinearLayout::Col` is); use the usual one");
+            self.mapped = Some(path.clone());
         }
         let device = param.lazy_device();
         if self.device != device || self.device.is_autodiff() != device.is_autodiff() {

@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use burn::module::ParamId;
 use burn::tensor::{FloatDType, Tensor};
-use zero_comm::{CommError, OpKind, Work, panic_message};
+use zero_comm::{CommError, CommunicatorExt, OpKind, ReduceOp, Work, panic_message};
 use zero_core::{
     Bucket, Bytes, DType, Layout, LookAheadOptions, MinScaleReached, Parameter, ParameterIndex, Rank,
     ReduceGradients, StateBytes,
@@ -220,7 +220,7 @@ impl Engine {
     /// without this one.
     pub(crate) fn fail<T>(&self, result: Result<T, ZeroError>) -> Result<T, ZeroError> {
         result.inspect_err(|error| {
-            if matches!(error, ZeroError::Communication { .. }) {
+            if matches!(error, ZeroError::Communication { .. } | ZeroError::RanksDiffer { .. }) {
                 self.phase.fail(error);
                 self.comm.abort(&error.to_string());
             }
@@ -270,8 +270,8 @@ impl Engine {
             return self.held(index).shard;
         }
         let read = || {
-            self.check()?;
-            let mut whole = self.sums.take(masters.bytes(index));
+            self.phase.check_failure()?;
+            let mut whole = self.exports.take(masters.bytes(index));
             let read = masters.read(index, &mut whole);
             let name = self.parameter(index).name();
             self.fail(read.during(|| format!("gathering master weights of `{name}`")))?;
@@ -307,21 +307,29 @@ impl Engine {
     }
 
     /// Runs `backward` on the tape and settles its gradients with the other ranks, whatever happens in it.
-    pub(crate) fn backward(&self, weight: f64, loss: f64, run: impl FnOnce()) -> Result<(), ZeroError> {
-        self.check()?;
-        lock(&self.gradients).begin_backward();
-        self.phase.set_in_backward(true);
-        let panic = self
-            .recorder
-            .during(Activity::Compute, "backward", 0, || catch_unwind(AssertUnwindSafe(run)))
-            .err();
-        self.ladder.step_down();
-        // A gather inside of backward, or a gradient that should not have come, has failed without a word.
-        let silent = {
-            self.phase.set_in_backward(false);
-            self.check().err()
+    ///
+    /// What is refused here alone is settled with the others, too: they have run theirs, and wait.
+    pub(crate) fn backward(
+        &self,
+        weight: f64,
+        loss: f64,
+        run: Result<impl FnOnce(), ZeroError>,
+    ) -> Result<(), ZeroError> {
+        self.phase.check_failure()?;
+        lock(&self.gradients).begin_backward(weight);
+        let mut panic = None;
+        let silent = match self.check().and(run) {
+            Err(refusal) => Some(refusal),
+            Ok(run) => {
+                self.phase.set_in_backward(true);
+                let run = || catch_unwind(AssertUnwindSafe(run));
+                panic = self.recorder.during(Activity::Compute, "backward", 0, run).err();
+                self.phase.set_in_backward(false);
+                // A gather inside of backward, or a gradient that should not have come, has failed without a word.
+                self.check().err()
+            }
         };
-
+        self.ladder.step_down();
         let silent = silent.or(self.settle_renewals().err());
         let mut gradients = lock(&self.gradients);
         let failed = panic.is_some() || silent.is_some();
@@ -329,12 +337,12 @@ impl Engine {
         let error = match (self.fail(settled), silent) {
             (Ok(None), _) => None,
             (Err(error), _) | (Ok(_), Some(error)) => Some(error),
-            (Ok(Some(rank)), None) => {
-                let own = panic.filter(|_| rank == self.comm.rank());
-                let message =
-                    own.map_or_else(|| String::from("see its own error"), |panic| panic_message(&*panic));
-                Some(ZeroError::BackwardFailed { rank, message })
-            }
+            (Ok(Some(rank)), None) => Some(match panic {
+                None => ZeroError::BackwardFailed { rank, message: String::from("see its own error") },
+                Some(panic) => {
+                    ZeroError::BackwardFailed { rank: self.comm.rank(), message: panic_message(&*panic) }
+                }
+            }),
         };
         if let Some(error) = error {
             gradients.discard();
@@ -349,10 +357,35 @@ impl Engine {
         Ok(())
     }
 
-    /// What all ranks brought since the last step.
-    pub(crate) fn contributions(&self, rates: &[f64]) -> Result<Contributions, ZeroError> {
-        let contributions = lock(&self.gradients).contributions(self, rates);
-        self.fail(contributions.during(|| String::from("agreeing on the step")))
+    /// Goes on if all ranks are ready; a rank that is not says why. Collective.
+    pub(crate) fn together<T>(&self, ready: Result<T, ZeroError>) -> Result<T, ZeroError> {
+        self.phase.check_failure()?;
+        let mut lowest = [if ready.is_ok() { self.world() } else { self.comm.rank().index() } as f64];
+        if self.world() > 1 {
+            let agreed = self.comm.all_reduce(&mut lowest, ReduceOp::Min, "whether all ranks are ready");
+            self.fail(agreed.during(|| String::from("agreeing on what to do")))?;
+        }
+        let ready = ready?;
+        match lowest[0] as usize {
+            rank if rank < self.world() => Err(ZeroError::RefusedElsewhere { rank: Rank::new(rank) }),
+            _ => Ok(ready),
+        }
+    }
+
+    /// What all ranks brought since the last step. `ready` has the learning rates of all parameters, or why this rank
+    /// refuses to step: then none does.
+    pub(crate) fn contributions(
+        &self,
+        ready: Result<Vec<f64>, ZeroError>,
+    ) -> Result<(Contributions, Vec<f64>), ZeroError> {
+        self.phase.check_failure()?;
+        let contributions = lock(&self.gradients).contributions(self, ready.as_deref().ok());
+        let contributions = self.fail(contributions.during(|| String::from("agreeing on the step")))?;
+        let rates = ready?;
+        match contributions {
+            Ok(contributions) => Ok((contributions, rates)),
+            Err(rank) => Err(ZeroError::RefusedElsewhere { rank }),
+        }
     }
 
     /// Moves the reduced gradients out, with the first that came to this rank and was not finite, and with the sum of
@@ -390,7 +423,12 @@ impl Engine {
     /// What was counted since the engine began.
     pub(crate) fn statistics(&self) -> Statistics {
         let ahead = self.gathers.statistics();
-        Statistics { lookahead_hits: ahead.hits, lookahead_misses: ahead.misses, ..self.recorder.snapshot() }
+        Statistics {
+            lookahead_hits: ahead.hits,
+            lookahead_misses: ahead.misses,
+            lookahead_wasted: ahead.wasted,
+            ..self.recorder.snapshot()
+        }
     }
 
     /// Puts updated shards in place and makes every rank see them.
@@ -401,6 +439,7 @@ impl Engine {
             indices.push(index);
         }
         self.version.fetch_add(1, Ordering::AcqRel);
+        self.ladder.step_down();
         self.gathers.begin_round();
         let published = self.publish(&indices);
         self.fail(published.during(|| String::from("publishing updated parameters")))

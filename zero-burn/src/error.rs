@@ -25,7 +25,8 @@ pub enum ZeroError {
         /// What the engine was doing.
         during: String,
         /// Why it could not.
-        cause: Box<CommError>,
+        #[source]
+        cause: Arc<CommError>,
     },
 
     /// Another engine of this process was drawing initial values all the time.
@@ -37,9 +38,16 @@ pub enum ZeroError {
         after: Duration,
     },
 
+    /// A device of a backend for which gathers are not built in.
+    #[error("{device} is not a device of Burn's Flex backend, the only one that zero-burn was built for")]
+    UnsupportedDevice {
+        /// The device.
+        device: String,
+    },
+
     /// The system gave no thread for communication beside compute.
     #[error("{0}; `overlap = false` needs none")]
-    NoThread(Arc<std::io::Error>),
+    NoThread(#[source] Arc<std::io::Error>),
 
     /// Gradients overflowed though the loss is scaled as little as the configuration allows.
     #[error(
@@ -99,7 +107,8 @@ pub enum ZeroError {
     )]
     LossUntracked,
 
-    /// A weight that is not a positive number between 1e-20 and 1e20: beyond them, f32 gradients vanish or overflow.
+    /// A weight that is not a positive number between 1e-20 and 1e20: beyond them, f32 gradients vanish or overflow. (On a
+    /// wire of `f16`, a gradient times its weight has to stay below 65,504.)
     #[error(
         "the weight of a loss must be between 1e-20 and 1e20, not {weight}; a rank without rows calls `skip_backward`"
     )]
@@ -108,16 +117,23 @@ pub enum ZeroError {
         weight: f64,
     },
 
-    /// Backward panicked on a rank. Gradients gathered since the last step are dropped on every rank.
+    /// Backward panicked on a rank, or was refused there. Gradients gathered since the last step are dropped on every rank.
     #[error(
         "backward failed on {rank}: {message}; the gradients since the last step are dropped on every rank, run its \
          micro-batches again"
     )]
     BackwardFailed {
-        /// The lowest rank on which it failed.
+        /// This rank, if it failed here, else the lowest on which it did.
         rank: Rank,
         /// The panic message, where it failed on this rank.
         message: String,
+    },
+
+    /// Another rank refuses to do what this one is ready for.
+    #[error("{rank} refuses, see its own error; nothing has changed on any rank")]
+    RefusedElsewhere {
+        /// The lowest rank that refused.
+        rank: Rank,
     },
 
     /// Gradients came from elsewhere than this engine's `backward`; they are dropped.
@@ -195,6 +211,15 @@ pub enum ZeroError {
         pattern: String,
         /// A path of the model.
         example: String,
+    },
+
+    /// A parameter group that was not made.
+    #[error("there is no group `{pattern}`; there are `{}`", groups.join("`, `"))]
+    NoSuchGroup {
+        /// The pattern given.
+        pattern: String,
+        /// The patterns of all groups.
+        groups: Vec<String>,
     },
 
     /// A parameter group that would take parameters, and their state, from another one.
@@ -281,6 +306,6 @@ pub(crate) trait During<T> {
 
 impl<T> During<T> for Result<T, CommError> {
     fn during(self, what: impl FnOnce() -> String) -> Result<T, ZeroError> {
-        self.map_err(|cause| ZeroError::Communication { during: what(), cause: Box::new(cause) })
+        self.map_err(|cause| ZeroError::Communication { during: what(), cause: Arc::new(cause) })
     }
 }

@@ -82,7 +82,6 @@ struct OnTape {
 }
 
 /// An engine that may be gone.
-
 #[derive(Clone)]
 struct WeakSource {
     engine: Weak<Engine>,

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Instant;
 
-use burn::tensor::Tensor;
+use burn::tensor::{FloatDType, Tensor};
 use zero_comm::{CommError, CommunicatorExt, OpKind, ReduceOp, Work};
 use zero_core::{Bucket, Bytes, DType, Layout, ParameterIndex, Rank};
 use zero_offload::HostBuffer;
@@ -46,6 +46,8 @@ pub(crate) struct GradientStore {
     weight: f64,
     /// The losses since the last step, each times its weight, summed.
     weighted_loss: f64,
+    /// What gradients of this backward are multiplied by.
+    factor: f32,
     /// The first failure of a reduction in this backward.
     failure: Option<CommError>,
 }
@@ -89,11 +91,13 @@ impl GradientStore {
             backwards: 0,
             weight: 0.0,
             weighted_loss: 0.0,
+            factor: 1.0,
             failure: None,
         }
     }
 
-    pub(crate) fn begin_backward(&mut self) {
+    pub(crate) fn begin_backward(&mut self, weight: f64) {
+        self.factor = weight as f32;
         self.next = 0;
         self.arrived.fill(0);
     }
@@ -102,6 +106,10 @@ impl GradientStore {
     pub(crate) fn receive(&mut self, engine: &Engine, parameter: ParameterIndex, gradient: Tensor<1>) {
         self.arrived[parameter.index()] += 1;
         if !engine.reduces_in_backward() {
+            let gradient = match self.factor {
+                1.0 => gradient,
+                factor => gradient.cast(FloatDType::F32).mul_scalar(factor),
+            };
             let gradient = gradient.cast(burn_dtype(engine.config.precision.accumulate));
             let sum = &mut self.sums[parameter.index()];
             *sum = Some(match sum.take() {
@@ -111,22 +119,29 @@ impl GradientStore {
             return;
         }
         let Some(index) = engine.layout.bucket_of(parameter) else { return };
-        self.fill(engine, index, parameter, &HostTensor::new(gradient));
+        self.fill(engine, index, parameter, &HostTensor::new(gradient), self.factor);
         while self.next < self.buckets.len() && self.is_complete(engine, self.next) {
             self.reduce(engine, self.next);
             self.next += 1;
         }
     }
 
-    /// Copies a gradient into its bucket, or adds it to what already lies there.
-    fn fill(&mut self, engine: &Engine, index: usize, parameter: ParameterIndex, gradient: &HostTensor) {
+    /// Copies a gradient, times `factor`, into its bucket, or adds it to what already lies there.
+    fn fill(
+        &mut self,
+        engine: &Engine,
+        index: usize,
+        parameter: ParameterIndex,
+        gradient: &HostTensor,
+        factor: f32,
+    ) {
         let bucket = &engine.layout.buckets()[index];
         let wire = engine.config.precision.reduce();
         let buffer = &mut self.buckets[index].buffer;
         let buffer = buffer.get_or_insert_with(|| engine.scratch.take(bucket.numel() * wire.size()));
         let is_filled = std::mem::replace(&mut self.filled[parameter.index()], true);
         let how = if is_filled { Write::Add } else { Write::Put };
-        if !write_segments(bucket, parameter, gradient, (wire, buffer), how) {
+        if !write_segments(bucket, parameter, gradient, (wire, buffer), (how, factor)) {
             self.not_finite.get_or_insert(parameter);
         }
     }
@@ -164,11 +179,12 @@ impl GradientStore {
             Sums::Coming(_) | Sums::None => (engine.sums(index), Write::Put),
         };
         self.buckets[index].sums = match start(engine, index, how, buffer, sums) {
-            Ok(Started::Coming(work)) => {
-                self.on_their_way.push_back(index);
-                Sums::Coming(work)
+            Ok(sums) => {
+                if let Sums::Coming(_) = sums {
+                    self.on_their_way.push_back(index);
+                }
+                sums
             }
-            Ok(Started::Done(sums)) => Sums::Here(sums),
             Err(error) => {
                 self.failure = Some(error);
                 Sums::None
@@ -260,16 +276,33 @@ impl GradientStore {
         *self = Self::new(self.sums.len(), self.buckets.len());
     }
 
-    /// What all ranks brought since the last step.
-    pub(crate) fn contributions(&self, engine: &Engine, rates: &[f64]) -> Result<Contributions, CommError> {
-        let mut values = vec![self.weight, self.weighted_loss];
+    /// What all ranks brought since the last step, or the lowest rank that refuses to step. `rates` are this rank's
+    /// learning rates, or nothing if it refuses.
+    pub(crate) fn contributions(
+        &self,
+        engine: &Engine,
+        rates: Option<&[f64]>,
+    ) -> Result<Result<Contributions, Rank>, CommError> {
+        let world = engine.world() as f64;
+        let digest = rates.map_or(0, digest);
+        let [high, low] = [digest >> 32, digest & u64::from(u32::MAX)].map(|half| half as f64);
+        let refuses = f64::from(u8::from(rates.is_none()));
+        let mut values = vec![refuses, high, low, self.weight, self.weighted_loss];
         values.extend(self.contributions.iter().map(|&count| count as f64));
         if engine.world() > 1 {
-            // Ranks whose labels differ are told so: all have to step by the same rates.
-            let label = format!("what each rank brings to the step, with {}", describe(rates));
-            engine.comm.all_reduce(&mut values, ReduceOp::Sum, &label)?;
+            engine.comm.all_reduce(&mut values, ReduceOp::Sum, "what each rank brings to the step")?;
         }
-        Ok(Contributions { weight: values[0], weighted_loss: values[1], counts: values.split_off(2) })
+        if values[0] > 0.0 {
+            let mut lowest = [rates.map_or(engine.comm.rank().index() as f64, |_| world)];
+            engine.comm.all_reduce(&mut lowest, ReduceOp::Min, "who refuses to step")?;
+            return Ok(Err(Rank::new(lowest[0] as usize)));
+        }
+        if let Some(rates) = rates.filter(|_| values[1..3] != [high * world, low * world]) {
+            // Ranks whose labels differ are told so: all have to step by the same rates.
+            engine.comm.barrier(&format!("a step with {}", describe(rates)))?;
+        }
+        let counts = values.split_off(5);
+        Ok(Ok(Contributions { weight: values[3], weighted_loss: values[4], counts }))
     }
 
     /// Bytes of sums that are held now, or will be when what is on its way has come.
@@ -327,7 +360,7 @@ impl GradientStore {
     fn take_sums(&mut self, engine: &Engine, index: usize) {
         for &parameter in engine.layout.buckets()[index].parameters() {
             if let Some(sum) = self.sums[parameter.index()].take() {
-                self.fill(engine, index, parameter, &HostTensor::new(sum));
+                self.fill(engine, index, parameter, &HostTensor::new(sum), 1.0);
             }
         }
     }
@@ -351,15 +384,13 @@ fn describe(rates: &[f64]) -> String {
     if low >= high {
         return format!("learning rate {high}");
     }
-    let mut digest = DefaultHasher::new();
-    rates.iter().for_each(|rate| rate.to_bits().hash(&mut digest));
-    format!("learning rates from {low} to {high}, {:016x} in all", digest.finish())
+    format!("learning rates from {low} to {high}, {:016x} in all", digest(rates))
 }
 
-/// A reduction that was started.
-enum Started {
-    Coming(Work<(ScratchBuffer, HostBuffer)>),
-    Done(HostBuffer),
+fn digest(rates: &[f64]) -> u64 {
+    let mut digest = DefaultHasher::new();
+    rates.iter().for_each(|rate| rate.to_bits().hash(&mut digest));
+    digest.finish()
 }
 
 /// Reduces a bucket: beside compute, or at once.
@@ -369,7 +400,7 @@ fn start(
     how: Write,
     bucket: ScratchBuffer,
     sums: HostBuffer,
-) -> Result<Started, CommError> {
+) -> Result<Sums, CommError> {
     let precision = &engine.config.precision;
     let reduction = Reduction {
         counts: engine.layout.buckets()[index].counts().to_vec(),
@@ -388,30 +419,30 @@ fn start(
     };
     match &engine.reductions {
         Some(queue) => {
-            Ok(Started::Coming(queue.submit(OpKind::ReduceScatter, label, bytes, (bucket, sums), run)))
+            Ok(Sums::Coming(queue.submit(OpKind::ReduceScatter, label, bytes, (bucket, sums), run)))
         }
         None => {
             let (begin, mut buffers) = (Instant::now(), (bucket, sums));
             run(&*engine.comm, &mut buffers, label)?;
             engine.recorder.exposed(Activity::Reduce, begin);
-            Ok(Started::Done(buffers.1))
+            Ok(Sums::Here(buffers.1))
         }
     }
 }
 
-/// Writes a gradient to where it lies in the bucket; whether all of it was finite.
+/// Writes a gradient, times a factor, to where it lies in the bucket; whether all of it was finite.
 fn write_segments(
     bucket: &Bucket,
     parameter: ParameterIndex,
     gradient: &HostTensor,
     (wire, buffer): (DType, &mut ScratchBuffer),
-    how: Write,
+    (how, factor): (Write, f32),
 ) -> bool {
     let mut finite = true;
     for segment in bucket.segments(parameter) {
         let from = gradient.floats().slice(segment.source.clone());
         let to = FloatsMut::new(wire, buffer).slice(segment.offset..segment.offset + from.len());
-        finite &= to.write(how, from, 1.0);
+        finite &= to.write(how, from, factor);
     }
     finite
 }

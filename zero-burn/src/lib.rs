@@ -37,7 +37,7 @@
 //!   another one takes over, once the ranks agree.
 //! - `engine`: one rank's state of one model; `held`, `windows`, `gathers`: shards and replicas, what ranks show each other
 //!   of them, and what is gathered on demand and ahead; `queues`: threads for that.
-//! - `gradients`, `reduction`, `owned`: what lies between backward and step.
+//! - `gradients`, `reduction`, `owned`, `scratch`: what lies between backward and step, and memory for it.
 //! - `optimizer`, `group`, `stored`, `elementwise`: [`ZeroOptimizer`], parameter groups, state at rest, and which optimizers
 //!   qualify.
 //! - `host`, `floats`, `shared`: tensors as host memory, numbers of 16 and 32 bits in it, gathered ones that are still alive.
@@ -46,6 +46,7 @@
 //! # Features
 //!
 //! - `flex` (default): Burn's CPU backend.
+//! - `launcher`: `launcher`, which starts ranks as processes.
 
 #[cfg(not(feature = "flex"))]
 compile_error!("zero-burn needs a backend: enable the feature `flex`");

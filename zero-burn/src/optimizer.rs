@@ -80,7 +80,7 @@ impl<O: Optimizer> std::fmt::Debug for ZeroOptimizer<O> {
 impl<O: Optimizer> ZeroOptimizer<O> {
     pub(crate) fn new(slot: Arc<Slot>, optimizer: O) -> Result<Self, ZeroError> {
         let engine = slot.get()?;
-        elementwise::check(&optimizer, &engine.device)?;
+        elementwise::check(&optimizer, &engine.device, engine.config.precision.optimizer_state)?;
         let parameters = engine.layout.parameters().len();
         let rest = Group { pattern: String::from("*"), optimizer, rate: GroupRate::Times(1.0) };
         Ok(Self {
@@ -126,7 +126,8 @@ impl<O: Optimizer> ZeroOptimizer<O> {
         }
         self.follow()?;
         rate.check()?;
-        elementwise::check(&optimizer, &self.engine.device)?;
+        let precision = &self.engine.config.precision;
+        elementwise::check(&optimizer, &self.engine.device, precision.optimizer_state)?;
         let (rest, matcher) = (self.groups.len() - 1, WildMatch::new(pattern));
         let mut members = 0;
         for parameter in self.engine.layout.parameters() {
@@ -150,12 +151,13 @@ impl<O: Optimizer> ZeroOptimizer<O> {
     ///
     /// # Errors
     ///
-    /// [`ZeroError::EmptyGroup`] if no group was made with that pattern, [`ZeroError::InvalidLearningRate`].
+    /// [`ZeroError::NoSuchGroup`] if no group was made with that pattern, [`ZeroError::InvalidLearningRate`].
     pub fn set_rate(&mut self, pattern: &str, rate: GroupRate) -> Result<(), ZeroError> {
         rate.check()?;
         let group = self.groups.iter_mut().find(|group| group.pattern == pattern);
         let Some(group) = group else {
-            return Err(ZeroError::EmptyGroup { pattern: pattern.to_owned(), example: String::from("*") });
+            let groups = self.groups.iter().map(|group| group.pattern.clone()).collect();
+            return Err(ZeroError::NoSuchGroup { pattern: pattern.to_owned(), groups });
         };
         group.rate = rate;
         Ok(())
@@ -172,11 +174,11 @@ impl<O: Optimizer> ZeroOptimizer<O> {
     ///
     /// # Errors
     ///
-    /// [`ZeroError::InvalidLearningRate`]; [`ZeroError::NothingToStep`] without a backward since the last step;
-    /// [`ZeroError::ForeignModel`] for a model of another engine, [`ZeroError::Replaced`] for one from before
+    /// [`ZeroError::NothingToStep`] without a backward since the last step;
+    /// [`ZeroError::InvalidLearningRate`], [`ZeroError::ForeignModel`] for a model of another engine, [`ZeroError::Replaced`] for one from before
     /// [`freeze`](crate::Zero::freeze) and its like, and [`ZeroError::ModelChanged`] for one whose parameters were set
-    /// outside of it, before anything is changed; [`ZeroError::StrayGradient`] and
-    /// [`ZeroError::Unfrozen`] for gradients that should not have come; [`ZeroError::ScaleAtMinimum`], on all ranks, with
+    /// outside of it, and any [pending misuse](crate::Zero::check): before anything is changed, and with
+    /// [`ZeroError::RefusedElsewhere`] on the other ranks; [`ZeroError::ScaleAtMinimum`], on all ranks, with
     /// the step skipped; [`ZeroError::Communication`] when another rank is lost.
     ///
     /// # Panics
@@ -189,11 +191,12 @@ impl<O: Optimizer> ZeroOptimizer<O> {
     ) -> Result<StepOutcome, ZeroError> {
         self.follow()?;
         let engine = self.engine.clone();
-        let rates = self.rates(&lr.into())?;
-        engine.check()?;
-        check_model(model, &engine)?;
-
-        let contributions = engine.contributions(&rates)?;
+        let ready = self.rates(&lr.into()).and_then(|rates| {
+            engine.check()?;
+            check_model(model, &engine)?;
+            Ok(rates)
+        });
+        let (contributions, rates) = engine.contributions(ready)?;
         if contributions.weight <= 0.0 {
             engine.discard_gradients();
             return Err(ZeroError::NothingToStep);
@@ -203,11 +206,11 @@ impl<O: Optimizer> ZeroOptimizer<O> {
         let loss_scale = engine.loss_scale();
         let divisor = contributions.weight * loss_scale;
         let grad_norm = sum_of_squares.sqrt() / divisor;
-        let clip_factor = match engine.config.clip_norm {
-            Some(limit) => (limit / (grad_norm + CLIP_EPSILON)).min(1.0),
-            None => 1.0,
-        };
         let applied = grad_norm.is_finite();
+        let clip_factor = match engine.config.clip_norm {
+            Some(limit) if applied => (limit / (grad_norm + CLIP_EPSILON)).min(1.0),
+            _ => 1.0,
+        };
         let mut not_finite = None;
         if applied {
             let begin = Instant::now();
@@ -234,10 +237,11 @@ impl<O: Optimizer> ZeroOptimizer<O> {
             self.skipped += 1;
             tracing::warn!(?not_finite, loss_scale, "a gradient is not finite, the step is skipped");
         }
+        let counted = engine.statistics();
+        let statistics = counted.since(std::mem::replace(&mut self.counted, counted));
         if let Err(at_minimum) = engine.update_loss_scale(!applied) {
             return Err(ZeroError::ScaleAtMinimum { not_finite, scale: at_minimum.scale });
         }
-        let counted = engine.statistics();
         Ok(StepOutcome {
             step: self.step,
             applied,
@@ -248,7 +252,7 @@ impl<O: Optimizer> ZeroOptimizer<O> {
             grad_norm,
             clip_factor,
             memory: engine.report(),
-            statistics: counted.since(std::mem::replace(&mut self.counted, counted)),
+            statistics,
         })
     }
 

@@ -18,7 +18,7 @@ pub(crate) struct Queues {
 impl Queues {
     /// Collective.
     pub(crate) fn new(config: &ZeroConfig, comm: &Arc<dyn Communicator>) -> Result<Self, ZeroError> {
-        if !config.overlap || comm.world_size().get() == 1 {
+        if comm.world_size().get() == 1 {
             return Ok(Self::default());
         }
         // On which nobody else operates: reductions meet in the order in which they were submitted.
@@ -28,6 +28,10 @@ impl Queues {
         // Every rank named a color, so every rank is in the group.
         let reductions = group.unwrap_or_else(|| comm.clone());
         reductions.set_deadline(config.deadline());
+        // Only now, for the ranks have not compared configurations yet.
+        if !config.overlap {
+            return Ok(Self::default());
+        }
         let queue = |comm: &Arc<dyn Communicator>| {
             WorkQueue::new(comm.clone()).map_err(|source| {
                 comm.abort(&source.to_string());

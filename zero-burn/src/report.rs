@@ -8,7 +8,8 @@ use zero_core::{Bytes, StateBytes};
 pub struct MemoryReport {
     /// Parameters and gradients as held when the last backward ended, and optimizer state as held now.
     pub state: StateBytes,
-    /// Gathered parameters alive now: what a layer in the middle of its work holds, nothing between passes.
+    /// Gathered parameters alive now: what layers in the middle of their work or a model from
+    /// [`unshard`](crate::Zero::unshard) hold, and what is gathered ahead or kept for its next use.
     pub gathered: Bytes,
     /// The most that gathered parameters took at once, since the engine started or
     /// [`reset_gathered_peak`](crate::Zero::reset_gathered_peak).

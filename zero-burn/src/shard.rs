@@ -24,13 +24,12 @@ use crate::stand_in::Attach;
 
 /// Builds the model on every rank and shards it.
 pub(crate) fn shard<M: Module>(
-    base: Base,
+    base: &Arc<Base>,
     device: &Device,
     build: impl FnOnce(&Device) -> M,
 ) -> Result<(M, Arc<Engine>), ZeroError> {
-    let base = Arc::new(base);
-    let built = build_and_deal(&base, device, base.config.seed, None, settings(&base.config), build)?;
-    let (model, engine) = built.take_up(&base, None)?;
+    let built = build_and_deal(base, device, base.config.seed, None, settings(&base.config), build)?;
+    let (model, engine) = built.take_up(base, None)?;
     let attach = Attach { engine: &engine, device, held_back: HashSet::new() };
     Ok((model.apply_reparameterization(attach), engine))
 }

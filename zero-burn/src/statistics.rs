@@ -57,6 +57,8 @@ pub struct Statistics {
     pub lookahead_hits: u64,
     /// Times that it did not.
     pub lookahead_misses: u64,
+    /// Times that a parameter was gathered ahead, and given up before any layer asked for it.
+    pub lookahead_wasted: u64,
 }
 
 impl Statistics {
@@ -73,6 +75,7 @@ impl Statistics {
             update_time: self.update_time - before.update_time,
             lookahead_hits: self.lookahead_hits - before.lookahead_hits,
             lookahead_misses: self.lookahead_misses - before.lookahead_misses,
+            lookahead_wasted: self.lookahead_wasted - before.lookahead_wasted,
         }
     }
 
@@ -188,6 +191,7 @@ impl Recorder {
             update_time: time(&of(Activity::Update).nanos),
             lookahead_hits: 0,
             lookahead_misses: 0,
+            lookahead_wasted: 0,
         }
     }
 }

@@ -34,7 +34,8 @@ impl<S: RecordState> Stored<S> {
         Self::Rounded(sink)
     }
 
-    /// The state as the optimizer takes it; `None` if what was put away cannot be read back.
+    /// The state as the optimizer takes it; `None` if what was put away cannot be read back, which
+    /// [`elementwise::check`](crate::elementwise::check) has tried.
     pub(crate) fn load(self, device: &Device) -> Option<S> {
         let sink = match self {
             Self::AsIs(state) => return Some(state),

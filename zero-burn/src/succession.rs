@@ -25,9 +25,11 @@ pub(crate) fn set_trainable<M: Module>(
     pattern: &str,
     trainable: bool,
 ) -> Result<(M, Arc<Engine>), ZeroError> {
-    old.check()?;
-    let mut held_back = check_model(&model, old)?;
-    old.check_no_gradients()?;
+    let ready = old.check().and_then(|()| check_model(&model, old)).and_then(|held_back| {
+        old.check_no_gradients()?;
+        Ok(held_back)
+    });
+    let mut held_back = old.together(ready)?;
     let what = if trainable { "unfreeze" } else { "freeze" };
     old.fail(agree(old.comm.as_ref(), &[format!("{what} {pattern}")]))?;
     let matcher = WildMatch::new(pattern);
@@ -60,9 +62,7 @@ pub(crate) fn extend<M: Module, N: Module>(
     model: M,
     add: impl FnOnce(M, &Device) -> N,
 ) -> Result<(N, Arc<Engine>), ZeroError> {
-    old.check()?;
-    check_model(&model, old)?;
-    old.check_no_gradients()?;
+    old.together(old.check().and_then(|()| check_model(&model, old)).and_then(|_| old.check_no_gradients()))?;
     old.settle_renewals()?;
     let seed = old.config.seed.wrapping_add(old.layout.parameters().len() as u64);
     let what = vec![String::from("extend")];
@@ -73,7 +73,8 @@ pub(crate) fn extend<M: Module, N: Module>(
         model
     };
     let dealt = old.fail(build_and_deal(old, device, seed, Some(old), what, build))?;
-    let held_back = checked?;
+    // The others are on their way to the new engine.
+    let held_back = checked.inspect_err(|error| old.comm.abort(&error.to_string()))?;
     let (model, engine) = old.fail(dealt.take_up(old.base(), Some(old)))?;
     let model = take_over(model, old);
     Ok((model.apply_reparameterization(Attach { engine: &engine, device, held_back }), engine))

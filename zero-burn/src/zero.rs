@@ -26,11 +26,8 @@ use crate::{shard, stand_in, succession};
 /// made by any rank at any time; a forward pass is local, so ranks may run different ones.
 #[derive(Debug)]
 pub struct Zero {
-    config: ZeroConfig,
-    comm: Arc<dyn Communicator>,
+    base: Arc<Base>,
     device: Device,
-    /// For the engine, until it is made.
-    queues: Mutex<Queues>,
     slot: Arc<Slot>,
     // Two threads of one rank must not shard at once.
     sharding: Mutex<()>,
@@ -48,32 +45,39 @@ impl Zero {
     ///
     /// # Errors
     ///
-    /// [`ZeroError::Config`] for a configuration that cannot work, [`ZeroError::Communication`].
+    /// [`ZeroError::Config`] for a configuration that cannot work, [`ZeroError::UnsupportedDevice`],
+    /// [`ZeroError::NoThread`], [`ZeroError::Communication`].
     pub fn new(config: ZeroConfig, comm: &Arc<dyn Communicator>, device: Device) -> Result<Self, ZeroError> {
         config.validate()?;
+        // Burn has no way to say which devices gathers work on: on others, they panic.
+        let probe = Tensor::<1>::empty([0], &device.clone().inner());
+        if probe.try_into_primitive::<burn_flex::Flex>().is_err() {
+            return Err(ZeroError::UnsupportedDevice { device: format!("{device:?}") });
+        }
         let group = comm
             .split(Some(0), comm.rank().index() as u64, "zero engine")
             .during(|| String::from("forming the engine's group"))?;
         // Every rank named a color, so every rank is in the group.
         let comm = group.unwrap_or_else(|| comm.clone());
         comm.set_deadline(config.deadline());
-        let queues = Mutex::new(Queues::new(&config, &comm)?);
+        let queues = Queues::new(&config, &comm)?;
         let gathers = config.stage.shards_parameters() && comm.world_size().get() > 1;
         let device = match device.is_autodiff() {
             false if gathers => device.autodiff().gradient_checkpointing(),
             _ => device.autodiff(),
         };
-        Ok(Self { config, comm, device, queues, slot: Arc::default(), sharding: Mutex::new(()) })
+        let base = Arc::new(Base::new(config, queues, comm, device.clone().inner()));
+        Ok(Self { base, device, slot: Arc::default(), sharding: Mutex::new(()) })
     }
 
     /// The configuration.
     pub fn config(&self) -> &ZeroConfig {
-        &self.config
+        &self.base.config
     }
 
     /// The engine's own group of ranks.
     pub fn communicator(&self) -> &Arc<dyn Communicator> {
-        &self.comm
+        &self.base.comm
     }
 
     /// The device that inputs must be on, with autodiff.
@@ -106,10 +110,7 @@ impl Zero {
         if self.slot.get().is_ok() {
             return Err(ZeroError::AlreadySharded);
         }
-        let queues = std::mem::take(&mut *lock(&self.queues));
-        let inner = self.device.clone().inner();
-        let base = Base::new(self.config.clone(), queues, self.comm.clone(), inner);
-        let (model, engine) = shard::shard(base, &self.device, build)?;
+        let (model, engine) = shard::shard(&self.base, &self.device, build)?;
         self.slot.set(engine);
         Ok(model)
     }
@@ -145,7 +146,8 @@ impl Zero {
     ///
     /// [`ZeroError::GradientsPending`] between a backward and its step, [`ZeroError::NoSuchParameter`],
     /// [`ZeroError::ForeignModel`], [`ZeroError::ModelChanged`] and [`ZeroError::Replaced`] as by
-    /// [`ZeroOptimizer::step`]: nothing has changed. [`ZeroError::RanksDiffer`] where another rank gives another
+    /// [`ZeroOptimizer::step`], with [`ZeroError::RefusedElsewhere`] on the other ranks: nothing has changed.
+    /// [`ZeroError::RanksDiffer`] where another rank gives another
     /// pattern, which fails the engine, and [`ZeroError::Communication`].
     pub fn freeze<M: Module>(&self, model: M, pattern: &str) -> Result<M, ZeroError> {
         self.set_trainable(model, pattern, false)
@@ -199,8 +201,8 @@ impl Zero {
     /// # Errors
     ///
     /// [`ZeroError::GradientsPending`] between a backward and its step, [`ZeroError::ParametersLost`],
-    /// [`ZeroError::ForeignModel`], [`ZeroError::ModelChanged`] and [`ZeroError::Replaced`] for `model`: nothing has
-    /// changed. The others are those of [`shard`](Self::shard), for what `add` gives, and fail the engine as there.
+    /// [`ZeroError::ForeignModel`], [`ZeroError::ModelChanged`] and [`ZeroError::Replaced`] for `model`, with
+    /// [`ZeroError::RefusedElsewhere`] on the other ranks: nothing has changed. The others are those of [`shard`](Self::shard), for what `add` gives, and fail the engine as there.
     pub fn extend<M: Module, N: Module>(
         &self,
         model: M,
@@ -241,31 +243,26 @@ impl Zero {
     ///
     /// # Errors
     ///
-    /// [`ZeroError::NotSharded`], [`ZeroError::LossNotScalar`], [`ZeroError::LossUntracked`],
-    /// [`ZeroError::InvalidWeight`] and [`ZeroError::StrayGradient`], before anything is computed and on this rank
-    /// alone. [`ZeroError::BackwardFailed`], on all ranks, when backward fails on one of them (on that one, the error
-    /// may say more: [`ZeroError::Unfrozen`]): the gradients since the last step are dropped everywhere, and the engine
-    /// is ready for the next try. [`ZeroError::Communication`].
+    /// [`ZeroError::NotSharded`], on this rank alone. [`ZeroError::LossNotScalar`], [`ZeroError::LossUntracked`],
+    /// [`ZeroError::InvalidWeight`] and any [pending misuse](Self::check), before anything is computed;
+    /// [`ZeroError::StaleLoss`], [`ZeroError::Unfrozen`] and [`ZeroError::BackwardFailed`], if backward panics. Whatever
+    /// it is on one rank, the others return [`ZeroError::BackwardFailed`]; the gradients since the last step are dropped
+    /// everywhere, and the engine is ready for the next try. [`ZeroError::Communication`].
     ///
     /// A loss that depends on the models of two engines gives each its gradients only if that engine's `backward` runs;
     /// detach what the other one is not to learn from.
     pub fn backward_weighted<const D: usize>(&self, loss: Tensor<D>, weight: f64) -> Result<(), ZeroError> {
         let engine = self.engine()?;
-        if loss.shape().num_elements() != 1 {
-            return Err(ZeroError::LossNotScalar { shape: loss.shape().to_vec() });
-        }
-        if !loss.is_tracked() {
-            return Err(ZeroError::LossUntracked);
-        }
-        if !(1e-20..=1e20).contains(&weight) {
-            return Err(ZeroError::InvalidWeight { weight });
+        if let Err(refusal) = check_loss(&loss, weight) {
+            return engine.backward(0.0, 0.0, Err::<fn(), _>(refusal));
         }
         let value = loss.clone().inner().into_data().iter::<f64>().next().unwrap_or(f64::NAN);
-        let factor = weight * engine.loss_scale();
-        engine.backward(weight, value, move || {
-            let loss = if factor == 1.0 { loss } else { loss.mul_scalar(factor) };
+        let scale = engine.loss_scale();
+        let run = move || {
+            let loss = if scale == 1.0 { loss } else { loss.mul_scalar(scale) };
             drop(loss.backward());
-        })
+        };
+        engine.backward(weight, value, Ok(run))
     }
 
     /// Takes part in a backward of the other ranks without a loss of its own: for a rank that has no rows this time.
@@ -273,17 +270,19 @@ impl Zero {
     ///
     /// # Errors
     ///
-    /// [`ZeroError::BackwardFailed`] when backward panics on another rank, [`ZeroError::Communication`].
+    /// [`ZeroError::NotSharded`], any [pending misuse](Self::check), [`ZeroError::BackwardFailed`] when backward fails on
+    /// another rank, [`ZeroError::Communication`].
     pub fn skip_backward(&self) -> Result<(), ZeroError> {
-        self.engine()?.backward(0.0, 0.0, || {})
+        self.engine()?.backward(0.0, 0.0, Ok(|| {}))
     }
 
     /// The model with whole parameters, without autodiff and without this engine: to export or to serve. Local; takes
-    /// the memory of the whole model.
+    /// the memory of the whole model, and where layers compute in 16 bits that of their copy for a moment.
     ///
     /// # Errors
     ///
-    /// [`ZeroError::Communication`] when another rank's shards cannot be read.
+    /// [`ZeroError::NotSharded`], any [pending misuse](Self::check), [`ZeroError::Communication`] when another rank's shards
+    /// cannot be read.
     pub fn unshard<M: Module>(&self, model: &M) -> Result<M, ZeroError> {
         let engine = self.engine()?;
         let whole = stand_in::unshard(model, &engine);
@@ -347,14 +346,15 @@ impl Zero {
         Ok(self.engine()?.recorder.clock())
     }
 
-    /// The first failure that no call could return so far. Local.
+    /// The first failure that no call could return so far: a *pending misuse* ([`ZeroError::ModelChanged`],
+    /// [`ZeroError::StrayGradient`], [`ZeroError::Replaced`]), which is told once, or a lost rank. Local.
     ///
     /// A forward pass that cannot reach another rank's shard computes with NaN, for `Param::val` has no error to give.
     /// `backward`, `step` and `unshard` return that failure; call this after an evaluation.
     ///
     /// # Errors
     ///
-    /// That failure.
+    /// That failure, [`ZeroError::NotSharded`].
     pub fn check(&self) -> Result<(), ZeroError> {
         self.engine()?.check()
     }
@@ -383,10 +383,10 @@ impl Zero {
     ///
     /// [`ZeroError::NotSharded`], [`ZeroError::Communication`].
     pub fn memory_of_largest_rank(&self) -> Result<MemoryReport, ZeroError> {
-        let mut values = self.memory()?.to_array();
-        self.comm
-            .all_reduce(&mut values, ReduceOp::Max, "memory report")
-            .during(|| String::from("comparing memory between ranks"))?;
+        let engine = self.engine()?;
+        let mut values = engine.report().to_array();
+        let compared = engine.comm.all_reduce(&mut values, ReduceOp::Max, "memory report");
+        engine.fail(compared.during(|| String::from("comparing memory between ranks")))?;
         Ok(MemoryReport::from_array(values))
     }
 
@@ -403,4 +403,17 @@ impl Zero {
     fn engine(&self) -> Result<Arc<Engine>, ZeroError> {
         self.slot.get()
     }
+}
+
+fn check_loss<const D: usize>(loss: &Tensor<D>, weight: f64) -> Result<(), ZeroError> {
+    if loss.shape().num_elements() != 1 {
+        return Err(ZeroError::LossNotScalar { shape: loss.shape().to_vec() });
+    }
+    if !loss.is_tracked() {
+        return Err(ZeroError::LossUntracked);
+    }
+    if !(1e-20..=1e20).contains(&weight) {
+        return Err(ZeroError::InvalidWeight { weight });
+    }
+    Ok(())
 }

@@ -15,7 +15,7 @@ use burn::nn::LinearConfig;
 use burn::optim::SgdConfig;
 use burn::tensor::{Device, Tensor};
 use common::{LR, Odd, Run, adamw, config, rows, weights, with_engines};
-use zero_burn::{LocalWorld, Partition, Stage, WorldError, Zero, ZeroError};
+use zero_burn::{DType, LocalWorld, Partition, Stage, WorldError, Zero, ZeroError};
 
 const STEPS: usize = 4;
 const BATCH: usize = 8;
@@ -94,8 +94,9 @@ fn suffer(
             assert!(matches!(error, ZeroError::BackwardFailed { .. }), "{error}");
             let text = error.to_string();
             let lowest = (0..zero.communicator().world_size().get()).find(|&rank| hits(rank));
-            assert!(text.contains(&format!("rank {}", lowest.expect("a rank is hit"))), "{text}");
-            assert_eq!(text.contains("tripped"), lowest == Some(rank), "{text}");
+            let told = if hit { rank } else { lowest.expect("a rank is hit") };
+            assert!(text.contains(&format!("rank {told}")), "{text}");
+            assert_eq!(text.contains("tripped"), hit, "{text}");
         }
         Mishap::LossDropped => drop(model.loss(input, 0)),
         Mishap::Evaluation => {
@@ -382,6 +383,63 @@ fn another_learning_rate_on_one_rank_is_named() {
         .expect_err("the rates differ");
     let text = error.to_string();
     assert!(text.contains("0.25") && text.contains("0.5"), "{text}");
+}
+
+#[test]
+fn no_rank_waits_for_one_that_refuses() {
+    for stage in Stage::ALL {
+        with_engines(&config(stage), 3, |comm, zero| {
+            let alone = comm.rank().index() == 1;
+            let told = |result: Result<(), ZeroError>, here: fn(&ZeroError) -> bool| match result {
+                Err(error) if alone => assert!(here(&error), "{error} at {stage}"),
+                Err(ZeroError::RefusedElsewhere { rank } | ZeroError::BackwardFailed { rank, .. }) => {
+                    assert_eq!(rank.index(), 1);
+                }
+                other => panic!("{other:?} at {stage}"),
+            };
+            let mut model = zero.shard(Odd::new)?;
+            let mut optimizer = zero.optimizer(SgdConfig::new().build())?;
+            let loss = |model: &Odd| model.loss(rows(0, 0..2, zero.device()), 0);
+
+            let untracked = Tensor::<1>::ones([1], zero.device());
+            let result = zero.backward(if alone { untracked } else { loss(&model) });
+            told(result, |error| matches!(error, ZeroError::LossUntracked));
+
+            zero.backward(loss(&model))?;
+            let result = optimizer.step(if alone { f64::NAN } else { LR }, &mut model);
+            told(result.map(drop), |error| matches!(error, ZeroError::InvalidLearningRate { .. }));
+            assert!(optimizer.step(LR, &mut model)?.applied, "what was refused changed nothing");
+
+            if alone {
+                drop(loss(&model).backward());
+            }
+            let result = zero.freeze(model.clone(), "input.*");
+            told(result.map(drop), |error| matches!(error, ZeroError::StrayGradient { .. }));
+            let mut model = zero.freeze(model, "input.*")?;
+            zero.backward(loss(&model))?;
+            assert!(optimizer.step(LR, &mut model)?.applied);
+            Ok(())
+        });
+    }
+}
+
+#[test]
+fn a_misuse_is_told_where_layers_compute_in_16_bits() {
+    use burn::module::Module as _;
+    for stage in Stage::ALL {
+        let mut config = config(stage);
+        config.precision.compute = DType::BF16;
+        with_engines(&config, 2, |_comm, zero| {
+            let model = zero.shard(Odd::new)?;
+            let record = zero.unshard(&model)?.into_record();
+            let refused = zero.unshard(&model.clone().load_record(record));
+            assert!(matches!(refused, Err(ZeroError::ModelChanged { .. })), "{stage}: {refused:?}");
+            let idle = zero.memory()?.idle;
+            drop(zero.unshard(&model)?);
+            assert_eq!(zero.memory()?.idle, idle, "a copy leaves no memory behind at {stage}");
+            Ok(())
+        });
+    }
 }
 
 #[test]

@@ -459,6 +459,19 @@ fn what_the_module_alone_holds_back_stays_held_back() {
 }
 
 #[test]
+fn no_rank_waits_for_one_whose_extension_is_refused() {
+    let outcome = LocalWorld::new(world(3)).with_deadline(config(Stage::Two).deadline()).run(|comm| {
+        let zero = Zero::new(config(Stage::Two), &comm, Device::default())?;
+        let model = zero.shard(Odd::new)?;
+        let record = zero.unshard(&model)?.into_record();
+        let alone = comm.rank().index() == 1;
+        zero.extend(model, |model, _| if alone { model.load_record(record) } else { model }).map(drop)
+    });
+    let error = outcome.expect_err("one rank changed values").to_string();
+    assert!(error.contains("rank 1") && error.contains("input.weight"), "{error}");
+}
+
+#[test]
 fn ranks_that_do_different_things_are_told() {
     for (stage, size) in [(Stage::One, 2), (Stage::Three, 3)] {
         let errors = Mutex::new(Vec::new());

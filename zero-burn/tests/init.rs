@@ -182,6 +182,31 @@ fn another_configuration_on_one_rank_is_named() {
 }
 
 #[test]
+fn a_rank_that_does_not_overlap_is_named() {
+    let error = LocalWorld::new(common::world(2))
+        .run(|comm| {
+            let overlap = comm.rank().index() == 0;
+            let zero = Zero::new(ZeroConfig { overlap, ..config(Stage::Three) }, &comm, Device::default())?;
+            zero.shard(Odd::new).map(drop)
+        })
+        .expect_err("the configurations differ");
+    let text = error.to_string();
+    assert!(text.contains("rank 1") && text.contains("overlap = false"), "{text}");
+}
+
+#[test]
+fn a_model_of_another_engine_is_refused() {
+    with_engines(&config(Stage::Three), 1, |comm, zero| {
+        let model = zero.shard(Odd::new)?;
+        let other = Zero::new(config(Stage::One), comm, Device::default())?;
+        let error = other.shard(|_| model).map(drop).expect_err("it is another engine's");
+        let text = error.to_string();
+        assert!(text.contains("`input.weight`") && text.contains("another engine"), "{text}");
+        Ok(())
+    });
+}
+
+#[test]
 fn what_is_drawn_beside_parameters_is_equal_on_all_ranks() {
     use burn::tensor::Distribution;
     #[derive(Module, Debug)]

@@ -78,6 +78,7 @@ impl Sharded {
             statistics.update_time.as_secs_f64(),
             statistics.lookahead_hits as f64,
             statistics.lookahead_misses as f64,
+            statistics.lookahead_wasted as f64,
         ];
         self.zero.communicator().all_reduce(&mut numbers, ReduceOp::Max, "statistics")?;
         let (bytes, time) = (|number: f64| Bytes::new(number as u64), Duration::from_secs_f64);
@@ -91,6 +92,7 @@ impl Sharded {
             update_time: time(numbers[6]),
             lookahead_hits: numbers[7] as u64,
             lookahead_misses: numbers[8] as u64,
+            lookahead_wasted: numbers[9] as u64,
         })
     }
 }
