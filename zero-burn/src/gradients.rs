@@ -17,9 +17,9 @@ use crate::reduction::Reduction;
 use crate::scratch::ScratchBuffer;
 use crate::statistics::Activity;
 
-/// How many buckets of the largest size may be on their way at once, or more that are smaller: one travels while the
-/// next one waits for it.
-const ON_THEIR_WAY: usize = 2;
+/// How many buckets of the largest size may be on their way at once, or more that are smaller: one travels, and others
+/// wait for it where gathers have the links for a while.
+const ON_THEIR_WAY: usize = 4;
 
 /// What has arrived and been reduced since the last step, on one rank.
 #[derive(Debug)]

@@ -17,7 +17,7 @@ pub struct MemoryReport {
     /// Buckets that fill with gradients or are on their way to their owners now.
     pub buckets: Bytes,
     /// Buffers kept for the next gather, bucket, sum or replica: at most four times the largest module's parameters, what
-    /// may be gathered ahead and kept, some six times the largest bucket, and between a step and the next backward the
+    /// may be gathered ahead and kept, some ten times the largest bucket, and between a step and the next backward the
     /// gradients that this rank sums up.
     pub idle: Bytes,
     /// How many buffers were allocated rather than reused, since the engine started: a steady run allocates no more.

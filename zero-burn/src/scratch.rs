@@ -20,8 +20,8 @@ pub(crate) struct ScratchBuffer {
 impl Scratch {
     /// Keeps what is needed where several buffers, of up to `largest` bytes, are needed at once.
     pub(crate) fn expect(&self, largest: Bytes) {
-        // Three of the largest size, and the sizes below it together as many.
-        let retain = largest.get().checked_next_power_of_two().unwrap_or(u64::MAX).saturating_mul(6);
+        // Five of the largest size, and the sizes below it together as many.
+        let retain = largest.get().checked_next_power_of_two().unwrap_or(u64::MAX).saturating_mul(10);
         self.0.set_retain(Bytes::new(retain));
     }
 
