@@ -518,11 +518,13 @@ impl Engine {
     pub(crate) fn report(&self) -> MemoryReport {
         let optimizer = Bytes::new(self.optimizer_bytes.load(Ordering::Acquire));
         let pools = [self.gathers.pool(), self.scratch.pool(), &self.sums, &self.replicas];
+        let windows = [&self.windows].into_iter().chain(&self.masters).filter(|_| self.has_windows());
         MemoryReport {
             state: StateBytes { optimizer, ..*lock(&self.after_backward) },
             gathered: self.gathers.pool().live(),
             gathered_peak: self.gathers.pool().peak(),
             buckets: self.scratch.pool().live(),
+            windows: windows.map(Windows::copied_bytes).sum(),
             idle: pools.map(HostPool::idle).into_iter().sum(),
             allocations: pools.map(HostPool::allocations).into_iter().sum(),
         }

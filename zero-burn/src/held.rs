@@ -69,7 +69,7 @@ impl Holdings {
     /// The shard in the type of layers, for other ranks to read.
     pub(crate) fn show(&self, parameter: ParameterIndex) -> Tensor<1> {
         let shown = self.compute_shard(parameter);
-        if self.windows.dtype != DType::F32 {
+        if self.windows.dtype != DType::F32 && !self.windows.comm.copies_windows() {
             lock(&self.held)[parameter.index()].shown = Some(shown.clone());
         }
         shown
@@ -95,8 +95,10 @@ impl Holdings {
             true => Tensor::<1>::empty([0], &self.device).cast(burn_dtype(self.windows.dtype)),
             false => whole.clone().slice([owned]),
         };
-        // The window has to follow the shard, or the memory of both would stay.
-        self.windows.expose(parameter, part.clone())?;
+        if !self.windows.comm.copies_windows() {
+            // The window has to follow the shard, or the memory of both would stay.
+            self.windows.expose(parameter, part.clone())?;
+        }
         let shard = if self.windows.dtype == DType::F32 { part } else { self.get(parameter).shard };
         let new = Held { whole: Some(whole.clone()), ..Held::new(shard) };
         drop(std::mem::replace(&mut lock(&self.held)[parameter.index()], new));

@@ -16,6 +16,9 @@ pub struct MemoryReport {
     pub gathered_peak: Bytes,
     /// Buckets that fill with gradients or are on their way to their owners now.
     pub buckets: Bytes,
+    /// Copies of this rank's shards for other ranks to read, where there are any: ranks that are processes of one host share
+    /// memory for that, and see no other of each other's.
+    pub windows: Bytes,
     /// Buffers kept for the next gather, bucket, sum or replica: at most four times the largest module's parameters, what
     /// may be gathered ahead and kept, some ten times the largest bucket, and between a step and the next backward the
     /// gradients that this rank sums up.
@@ -26,21 +29,23 @@ pub struct MemoryReport {
 
 impl MemoryReport {
     /// The categories as plain numbers, in the order of the fields.
-    pub(crate) fn to_array(self) -> [f64; 8] {
-        let Self { state, gathered, gathered_peak, buckets, idle, allocations } = self;
+    pub(crate) fn to_array(self) -> [f64; 9] {
+        let Self { state, gathered, gathered_peak, buckets, windows, idle, allocations } = self;
         let StateBytes { parameters, gradients, optimizer } = state;
-        [parameters, gradients, optimizer, gathered, gathered_peak, buckets, idle, Bytes::new(allocations)]
+        let allocations = Bytes::new(allocations);
+        [parameters, gradients, optimizer, gathered, gathered_peak, buckets, windows, idle, allocations]
             .map(|bytes| bytes.get() as f64)
     }
 
-    pub(crate) fn from_array(values: [f64; 8]) -> Self {
-        let [parameters, gradients, optimizer, gathered, gathered_peak, buckets, idle, allocations] =
+    pub(crate) fn from_array(values: [f64; 9]) -> Self {
+        let [parameters, gradients, optimizer, gathered, gathered_peak, buckets, windows, idle, allocations] =
             values.map(|bytes| Bytes::new(bytes as u64));
         Self {
             state: StateBytes { parameters, gradients, optimizer },
             gathered,
             gathered_peak,
             buckets,
+            windows,
             idle,
             allocations: allocations.get(),
         }

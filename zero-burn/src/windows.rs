@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use burn::tensor::Tensor;
 use zero_comm::{CommError, Communicator, WindowKey};
-use zero_core::{DType, Layout, ParameterIndex};
+use zero_core::{Bytes, DType, Layout, ParameterIndex};
 
 use crate::host::HostTensor;
 use crate::statistics::{Activity, Recorder};
@@ -37,6 +37,13 @@ impl Windows {
     /// How many bytes the whole parameter takes.
     pub(crate) fn bytes(&self, parameter: ParameterIndex) -> usize {
         self.layout.parameters()[parameter.index()].numel() * self.dtype.size()
+    }
+
+    /// Bytes that windows of this rank's shards take beside the shards themselves.
+    pub(crate) fn copied_bytes(&self) -> Bytes {
+        let rank = self.comm.rank();
+        let own = self.layout.parameters().iter().map(|parameter| parameter.partition().len(rank));
+        if self.comm.copies_windows() { Bytes::of(own.sum(), self.dtype) } else { Bytes::ZERO }
     }
 
     /// Reads every rank's shard into `whole`, which has the parameter's [`bytes`](Self::bytes).

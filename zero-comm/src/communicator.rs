@@ -159,6 +159,12 @@ pub trait Communicator: Send + Sync + Debug {
     /// Only those of a failed world.
     fn expose(&self, key: WindowKey, region: Arc<dyn Region>) -> Result<(), CommError>;
 
+    /// Whether [`expose`](Self::expose) copies what it shows to where others can read it: then windows take memory of
+    /// their own, and need not follow a region whose content moves. Waits for nobody.
+    fn copies_windows(&self) -> bool {
+        false
+    }
+
     /// Takes the window back; nothing happens if there is none. Waits for nobody.
     ///
     /// # Errors

@@ -321,6 +321,10 @@ impl Communicator for ProcessCommunicator {
         Ok(())
     }
 
+    fn copies_windows(&self) -> bool {
+        self.group.arena(self.group.position).is_some()
+    }
+
     fn withdraw(&self, key: WindowKey) -> Result<(), CommError> {
         let label = key.to_string();
         self.standing().check(OpKind::Withdraw, &label)?;

@@ -198,6 +198,10 @@ impl Communicator for Throttled {
         self.inner.expose(key, region)
     }
 
+    fn copies_windows(&self) -> bool {
+        self.inner.copies_windows()
+    }
+
     fn withdraw(&self, key: WindowKey) -> Result<(), CommError> {
         self.inner.withdraw(key)
     }
