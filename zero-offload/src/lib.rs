@@ -27,9 +27,23 @@
 //!
 //! None.
 
+mod blocks;
 mod buffer;
+mod floats;
 mod memory;
+mod optimizer;
 mod pool;
+mod simd;
+mod squares;
+mod workers;
 
 pub use buffer::HostBuffer;
+pub use floats::{Floats, FloatsMut};
+pub use optimizer::{
+    Adagrad, Adam, HostOptimizer, HyperParameterError, Lion, OptimizerConfig, Sgd, StateSpec, Update,
+    UpdateError, WeightDecay,
+};
 pub use pool::{HostPool, PoolOptions};
+pub use simd::InstructionSet;
+pub use squares::{SquareSum, sum_of_squares};
+pub use workers::{Workers, WorkersError};
