@@ -1,5 +1,5 @@
-//! Training state outside the device; today this crate holds one thing, the pool of exact, reusable host
-//! buffers that gathered parameters and gradient buckets live in.
+//! Training state outside the device: exact, reusable host buffers that gathered parameters and gradient buckets live
+//! in, and tensors on a fast disk for what host memory does not hold.
 //!
 //! ```
 //! use zero_offload::HostPool;
@@ -21,15 +21,31 @@
 //!
 //! - `pool`: [`HostPool`], what it counts and how much it keeps ([`PoolOptions`]).
 //! - `buffer`: [`HostBuffer`], the guard that returns its memory when it is dropped.
-//! - `memory`: aligned memory, the one file with `unsafe`.
+//! - `memory`: aligned memory.
+//! - `store`: [`NvmeStore`], tensors in files: io_uring or threads, past the page cache, every transfer checked.
+//! - `table`, `pipeline`: [`Pipeline`], which updates [`Table`]s in a store while it reads and writes ahead and behind.
 //!
 //! # Features
 //!
 //! None.
 
 mod buffer;
+#[cfg(unix)]
+mod circle;
 mod memory;
+#[cfg(unix)]
+mod pipeline;
 mod pool;
+#[cfg(unix)]
+mod store;
+#[cfg(unix)]
+mod table;
 
 pub use buffer::HostBuffer;
+#[cfg(unix)]
+pub use pipeline::{Pipeline, Tile};
 pub use pool::{HostPool, PoolOptions};
+#[cfg(unix)]
+pub use store::{Direction, Engine, NvmeStore, ReadTicket, Slot, StoreError, StoreOptions, WriteTicket};
+#[cfg(unix)]
+pub use table::Table;
