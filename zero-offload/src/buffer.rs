@@ -10,7 +10,8 @@ use bytemuck::Pod;
 use crate::memory::{LINE, Memory};
 use crate::pool::Shared;
 
-/// Host memory of an exact size, aligned to 64 bytes; dropping it returns it to its pool.
+/// Host memory of an exact size, aligned to 64 bytes, from 128 KiB on to a page of 4096; dropping it returns it to
+/// its pool.
 ///
 /// A buffer may outlive every handle of the pool it came from. It reads and writes as a byte slice, or as a
 /// slice of numbers through [`as_slice`](Self::as_slice) and [`as_mut_slice`](Self::as_mut_slice).
@@ -20,7 +21,7 @@ pub struct HostBuffer {
 }
 
 impl HostBuffer {
-    /// The alignment of every buffer, in bytes: a cache line.
+    /// The least alignment of a buffer, in bytes: a cache line.
     pub const ALIGNMENT: usize = LINE;
 
     pub(crate) fn new(memory: Memory, pool: Arc<Shared>) -> Self {
@@ -43,6 +44,11 @@ impl HostBuffer {
     /// As [`as_slice`](Self::as_slice).
     pub fn as_mut_slice<T: Pod>(&mut self) -> &mut [T] {
         bytemuck::cast_slice_mut(self)
+    }
+
+    /// The bytes up to the end of the last page, if the buffer consists of pages.
+    pub(crate) fn whole_pages_mut(&mut self) -> Option<&mut [u8]> {
+        self.memory.whole_pages_mut()
     }
 
     /// Where the memory begins: a multiple of 64, also for an empty buffer, which must not be read from.

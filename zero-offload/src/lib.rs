@@ -1,5 +1,5 @@
-//! Training state outside the device; today this crate holds one thing, the pool of exact, reusable host
-//! buffers that gathered parameters and gradient buckets live in.
+//! Training state outside the device: optimizers on host memory, exact, reusable host buffers that gathered parameters and
+//! gradient buckets live in, and tensors on a fast disk for what host memory does not hold.
 //!
 //! ```
 //! use zero_offload::HostPool;
@@ -21,7 +21,12 @@
 //!
 //! - `pool`: [`HostPool`], what it counts and how much it keeps ([`PoolOptions`]).
 //! - `buffer`: [`HostBuffer`], the guard that returns its memory when it is dropped.
-//! - `memory`: aligned memory, the one file with `unsafe`.
+//! - `memory`: aligned memory.
+//! - `optimizer`: [`HostOptimizer`], updates in one pass; `squares`: [`sum_of_squares`], norms; `floats`, `blocks`, `simd`:
+//!   numbers of several types and the instruction sets that work on them, all to the same bits; `workers`: [`Workers`],
+//!   the threads of a rank's share of cores.
+//! - `store`: [`NvmeStore`], tensors in files: io_uring or threads, past the page cache, every transfer checked.
+//! - `table`, `pipeline`: [`Pipeline`], which updates [`Table`]s in a store while it reads and writes ahead and behind.
 //!
 //! # Features
 //!
@@ -29,12 +34,20 @@
 
 mod blocks;
 mod buffer;
+#[cfg(unix)]
+mod circle;
 mod floats;
 mod memory;
 mod optimizer;
+#[cfg(unix)]
+mod pipeline;
 mod pool;
 mod simd;
 mod squares;
+#[cfg(unix)]
+mod store;
+#[cfg(unix)]
+mod table;
 mod workers;
 
 pub use buffer::HostBuffer;
@@ -43,7 +56,13 @@ pub use optimizer::{
     Adagrad, Adam, HostOptimizer, HyperParameterError, Lion, OptimizerConfig, Sgd, StateSpec, Update,
     UpdateError, WeightDecay,
 };
+#[cfg(unix)]
+pub use pipeline::{Pipeline, Tile};
 pub use pool::{HostPool, PoolOptions};
 pub use simd::InstructionSet;
 pub use squares::{SquareSum, sum_of_squares};
+#[cfg(unix)]
+pub use store::{Direction, Engine, NvmeStore, ReadTicket, Slot, StoreError, StoreOptions, WriteTicket};
+#[cfg(unix)]
+pub use table::Table;
 pub use workers::{Workers, WorkersError};

@@ -1,16 +1,30 @@
-//! Memory aligned to a cache line.
+//! Memory aligned to a cache line, or to a page.
+
+use std::fmt;
 
 use bytemuck::{Pod, Zeroable};
 
 /// Bytes in a cache line; also the widest SIMD register in use.
 pub(crate) const LINE: usize = 64;
 
+/// Bytes in a page, and the alignment that I/O past the page cache asks for.
+pub(crate) const PAGE: usize = 4096;
+
+/// From this size on memory begins on a page: allocators deal in whole pages there, so it costs nothing.
+pub(crate) const PAGED: usize = 128 << 10;
+
 /// One cache line: a vector of these is aligned memory without a hand-written allocation.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 struct Line([u8; LINE]);
 
+/// One page, likewise.
+#[derive(Clone, Copy)]
+#[repr(C, align(4096))]
+struct Page([u8; PAGE]);
+
 const _: () = assert!(size_of::<Line>() == LINE && align_of::<Line>() == LINE);
+const _: () = assert!(size_of::<Page>() == PAGE && align_of::<Page>() == PAGE);
 
 // SAFETY: all-zero bytes are a valid `[u8; 64]`, the only field.
 unsafe impl Zeroable for Line {}
@@ -19,18 +33,47 @@ unsafe impl Zeroable for Line {}
 // (asserted above), so there is no padding; the type is `Copy`, `'static` and holds no pointer.
 unsafe impl Pod for Line {}
 
-/// `len` initialised bytes that begin on a cache line. The default is empty and holds no allocation.
+// SAFETY: all-zero bytes are a valid `[u8; 4096]`, the only field.
+unsafe impl Zeroable for Page {}
+
+// SAFETY: as for `Line`, over `[u8; 4096]`.
+unsafe impl Pod for Page {}
+
+/// `len` initialised bytes that begin on a cache line, or on a page. The default is empty and holds no
+/// allocation.
+///
+/// Vectors, not boxes: memory that a device writes to may be moved about meanwhile, and moving a box claims that
+/// nobody else uses what it points to.
 #[derive(Default)]
 pub(crate) struct Memory {
-    lines: Box<[Line]>,
-    /// At most `LINE - 1` less than what `lines` holds.
+    units: Units,
+    /// Less than what `units` hold by less than one of them.
     len: usize,
 }
 
+enum Units {
+    Lines(Vec<Line>),
+    Pages(Vec<Page>),
+}
+
+impl Default for Units {
+    fn default() -> Self {
+        Self::Lines(Vec::new())
+    }
+}
+
 impl Memory {
-    /// Allocates `len` zeroed bytes; none for 0.
+    /// Allocates `len` zeroed bytes; none for 0. They begin on a page if they are [`PAGED`] or more.
     pub(crate) fn zeroed(len: usize) -> Self {
-        Self { lines: bytemuck::zeroed_slice_box(len.div_ceil(LINE)), len }
+        if len >= PAGED {
+            return Self::pages(len);
+        }
+        Self { units: Units::Lines(bytemuck::zeroed_vec(len.div_ceil(LINE))), len }
+    }
+
+    /// Allocates `len` zeroed bytes that begin on a page.
+    pub(crate) fn pages(len: usize) -> Self {
+        Self { units: Units::Pages(bytemuck::zeroed_vec(len.div_ceil(PAGE))), len }
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -38,27 +81,62 @@ impl Memory {
     }
 
     pub(crate) fn bytes(&self) -> &[u8] {
-        &bytemuck::cast_slice(&self.lines)[..self.len]
+        let all: &[u8] = match &self.units {
+            Units::Lines(lines) => bytemuck::cast_slice(lines),
+            Units::Pages(pages) => bytemuck::cast_slice(pages),
+        };
+        &all[..self.len]
     }
 
     pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
-        &mut bytemuck::cast_slice_mut(&mut self.lines)[..self.len]
+        let len = self.len;
+        &mut self.whole_mut()[..len]
+    }
+
+    /// The bytes up to the end of the last page, if they are pages.
+    pub(crate) fn whole_pages_mut(&mut self) -> Option<&mut [u8]> {
+        matches!(self.units, Units::Pages(_)).then(|| self.whole_mut())
+    }
+
+    fn whole_mut(&mut self) -> &mut [u8] {
+        match &mut self.units {
+            Units::Lines(lines) => bytemuck::cast_slice_mut(lines),
+            Units::Pages(pages) => bytemuck::cast_slice_mut(pages),
+        }
+    }
+}
+
+impl fmt::Debug for Memory {
+    // Contents are training state: large, and of no use in a log.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Memory").field("bytes", &self.len).finish_non_exhaustive()
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{LINE, Memory};
+    use super::{LINE, Memory, PAGE, PAGED};
 
     #[test]
     fn memory_is_exact_zeroed_and_aligned_at_every_size() {
-        for len in [0, 1, 63, 64, 65, 1000] {
+        for len in [0, 1, 63, 64, 65, 1000, PAGED - 1, PAGED, PAGED + 1] {
             let mut memory = Memory::zeroed(len);
             assert_eq!(memory.len(), len);
             assert_eq!(memory.bytes(), vec![0; len]);
-            assert_eq!(memory.bytes().as_ptr().addr() % LINE, 0, "{len} bytes");
+            let alignment = if len < PAGED { LINE } else { PAGE };
+            assert_eq!(memory.bytes().as_ptr().addr() % alignment, 0, "{len} bytes");
             memory.bytes_mut().fill(0xA5);
             assert_eq!(memory.bytes(), vec![0xA5; len]);
         }
+    }
+
+    #[test]
+    fn pages_are_whole_up_to_the_last() {
+        for (len, whole) in [(0, 0), (1, PAGE), (PAGE, PAGE), (PAGE + 1, 2 * PAGE)] {
+            let mut memory = Memory::pages(len);
+            assert_eq!((memory.bytes().len(), memory.bytes().as_ptr().addr() % PAGE), (len, 0));
+            assert_eq!(memory.whole_pages_mut().map(|whole| whole.len()), Some(whole));
+        }
+        assert!(Memory::zeroed(PAGED - 1).whole_pages_mut().is_none());
     }
 }

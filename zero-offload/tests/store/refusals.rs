@@ -1,0 +1,242 @@
+//! What a store says no to, and what the system says no to.
+
+use std::ffi::CString;
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::thread;
+
+use tempfile::TempDir;
+use zero_core::Bytes;
+use zero_offload::{Engine, NvmeStore, Pipeline, StoreError, StoreOptions, Table};
+
+use super::{content, engines, options, read};
+
+#[test]
+fn options_without_a_meaning_are_refused() {
+    let directory = TempDir::new().unwrap();
+    let good = StoreOptions::new(directory.path());
+    let block = |bytes| StoreOptions { block: Bytes::new(bytes), ..good.clone() };
+    let bad = [
+        ("run", StoreOptions { run: String::new(), ..good.clone() }),
+        ("run", StoreOptions { run: "../up".to_owned(), ..good.clone() }),
+        ("run", StoreOptions { run: "x".repeat(65), ..good.clone() }),
+        ("block", block(0)),
+        ("block", block(2048)),
+        ("block", block(3 << 20)),
+        ("block", block(2 << 30)),
+        ("depth", StoreOptions { depth: 0, ..good.clone() }),
+        ("depth", StoreOptions { depth: 4097, ..good.clone() }),
+        ("buffers", StoreOptions { buffers: Bytes::new(4096), ..good.clone() }),
+    ];
+    for (name, options) in bad {
+        let error = NvmeStore::open(options).unwrap_err();
+        assert!(matches!(&error, StoreError::Option { option, .. } if *option == name), "{error}");
+    }
+    assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn a_directory_that_is_none_is_refused() {
+    let directory = TempDir::new().unwrap();
+    let file = directory.path().join("file");
+    fs::write(&file, "mine").unwrap();
+    for path in [file, directory.path().join("missing"), PathBuf::new()] {
+        let error = NvmeStore::open(StoreOptions::new(&path)).unwrap_err();
+        assert!(matches!(&error, StoreError::Directory { path: named, .. } if *named == path), "{error}");
+    }
+}
+
+#[test]
+fn what_lies_outside_a_tensor_is_refused() {
+    let directory = TempDir::new().unwrap();
+    let store = NvmeStore::open(options(directory.path(), Engine::Auto)).unwrap();
+    let mut slot = store.reserve("moment", 10).unwrap();
+    for (at, bytes) in [(0, 11), (10, 1), (11, 0), (u64::MAX, 1)] {
+        let mut memory = vec![1; bytes];
+        for error in [slot.write(at, &memory).unwrap_err(), slot.read(at, &mut memory).unwrap_err()] {
+            let StoreError::Range { tensor, bytes: size, offset, length } = error else { panic!("{error}") };
+            assert_eq!((tensor.as_str(), size, offset, length), ("moment", 10, at, bytes));
+        }
+    }
+    slot.write(10, &[]).unwrap();
+    assert_eq!(read(&slot).unwrap(), [0; 10]);
+}
+
+#[test]
+fn a_tensor_that_no_disk_can_hold_is_refused_and_takes_nothing() {
+    let directory = TempDir::new().unwrap();
+    let store = NvmeStore::open(options(directory.path(), Engine::Auto)).unwrap();
+    for bytes in [1 << 50, u64::MAX / 2, u64::MAX] {
+        let error = store.reserve("huge", bytes).unwrap_err();
+        assert!(matches!(error, StoreError::NoSpace { .. } | StoreError::Reserve { .. }), "{error}");
+        assert_eq!(store.reserved(), Bytes::ZERO);
+    }
+    let mut slot = store.reserve("moment", 10).unwrap();
+    slot.write(0, &content(10, 1)).unwrap();
+    assert_eq!(read(&slot).unwrap(), content(10, 1));
+}
+
+#[test]
+fn a_budget_too_small_is_refused_with_the_least() {
+    for engine in engines() {
+        let directory = TempDir::new().unwrap();
+        let store = NvmeStore::open(options(directory.path(), engine)).unwrap();
+        // 1024 rows make whole blocks of the first column, 4096 of the second.
+        let columns = [("moment", 4), ("mask", 1)];
+        let mut tables = [
+            Table::reserve(&store, "small", 100, &columns).unwrap(),
+            Table::reserve(&store, "layers.0", 10_000, &columns).unwrap(),
+        ];
+        let mut update = |budget| {
+            let mut rows = [0; 2];
+            let mut pipeline = Pipeline::new(&store, Bytes::new(budget)).unwrap();
+            assert!(pipeline.buffers().get() <= budget);
+            let updated = pipeline.update(&mut tables, |tile| {
+                rows[tile.table] += tile.rows.end - tile.rows.start;
+                Ok::<_, StoreError>(())
+            });
+            updated.map(|()| rows)
+        };
+        for given in [0, 1, 3 * 5 * 4096 - 1] {
+            let StoreError::Budget { table, budget, least } = update(given).unwrap_err() else {
+                panic!("another")
+            };
+            assert!(budget.get() <= given);
+            assert_eq!(
+                (table.as_str(), least),
+                if given < 4096 {
+                    ("small", Bytes::new(3 * 2 * 4096))
+                } else {
+                    ("layers.0", Bytes::new(3 * 5 * 4096))
+                }
+            );
+        }
+        assert_eq!(update(3 * 5 * 4096).unwrap(), [100, 10_000]);
+    }
+}
+
+#[test]
+fn a_column_of_no_width_or_beyond_all_bounds_is_refused() {
+    let directory = TempDir::new().unwrap();
+    let store = NvmeStore::open(options(directory.path(), Engine::Auto)).unwrap();
+    for (rows, width) in [(5, 0), (0, 0), (u64::MAX, 2)] {
+        let error = Table::reserve(
+            &store,
+            "layers.0",
+            rows,
+            &[("good", 1), ("bad", width)]
+                .map(|column| if rows == u64::MAX { ("bad", column.1.max(2)) } else { column }),
+        );
+        let error = error.unwrap_err();
+        assert!(matches!(&error, StoreError::Column { table, .. } if table == "layers.0"), "{error}");
+        assert_eq!(store.reserved(), Bytes::ZERO);
+    }
+}
+
+/// Lets this thread, and those that it starts, make no ring, as a container's rules do.
+#[cfg(target_os = "linux")]
+fn refuse_io_uring() {
+    let code = |code: u32, k: u32, jt, jf| libc::sock_filter { code: code as u16, jt, jf, k };
+    let number = libc::SYS_io_uring_setup as u32;
+    let mut filter = [
+        code(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
+        code(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, number, 0, 1),
+        code(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32, 0, 0),
+        code(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW, 0, 0),
+    ];
+    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
+    // SAFETY: plain numbers, and a program that lives until the call is over.
+    unsafe {
+        assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+        assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &program), 0);
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn threads_do_the_work_where_the_system_refuses_io_uring() {
+    let refused = thread::spawn(|| {
+        refuse_io_uring();
+        let directory = TempDir::new().unwrap();
+        let error = NvmeStore::open(options(directory.path(), Engine::Uring)).unwrap_err();
+        assert!(
+            matches!(&error, StoreError::NoUring { source } if source.raw_os_error() == Some(libc::EPERM))
+        );
+
+        let store = NvmeStore::open(options(directory.path(), Engine::Auto)).unwrap();
+        assert_eq!(store.engine(), Engine::Threads);
+        let mut slot = store.reserve("moment", 100_001).unwrap();
+        slot.write(0, &content(100_001, 1)).unwrap();
+        assert_eq!(read(&slot).unwrap(), content(100_001, 1));
+    });
+    refused.join().unwrap();
+}
+
+/// A small disk of its own.
+#[cfg(target_os = "linux")]
+struct SmallDisk(TempDir);
+
+#[cfg(target_os = "linux")]
+impl SmallDisk {
+    /// None, with the reason printed, where one may not mount.
+    fn mount(bytes: u64) -> Option<Self> {
+        let directory = TempDir::new().unwrap();
+        let path = CString::new(directory.path().as_os_str().as_bytes()).unwrap();
+        let options = CString::new(format!("size={bytes}")).unwrap();
+        // SAFETY: four texts that live until the call is over.
+        let mounted = unsafe {
+            libc::mount(c"none".as_ptr(), path.as_ptr(), c"tmpfs".as_ptr(), 0, options.as_ptr().cast())
+        };
+        if mounted == 0 {
+            return Some(Self(directory));
+        }
+        println!("not tested: cannot mount a tmpfs: {}", std::io::Error::last_os_error());
+        None
+    }
+
+    fn path(&self) -> &Path {
+        self.0.path()
+    }
+}
+
+#[cfg(target_os = "linux")]
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let path = CString::new(self.path().as_os_str().as_bytes()).unwrap();
+        // SAFETY: a text that lives until the call is over.
+        unsafe { libc::umount2(path.as_ptr(), libc::MNT_DETACH) };
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_full_disk_is_told_before_anything_is_written() {
+    for engine in engines() {
+        let Some(disk) = SmallDisk::mount(1 << 20) else { return };
+        let store = NvmeStore::open(options(disk.path(), engine)).unwrap();
+        let mut first = store.reserve("first", 300 << 10).unwrap();
+        first.write(0, &content(300 << 10, 1)).unwrap();
+        match store.reserve("second", 300 << 10).unwrap_err() {
+            StoreError::NoSpace { tensor, path, wanted, free } => {
+                assert_eq!((tensor.as_str(), wanted), ("second", Bytes::new(600 << 10)));
+                assert_eq!(path, store.path().join("data"));
+                assert!(free < wanted && free > Bytes::ZERO);
+            }
+            error => panic!("{error}"),
+        }
+
+        // Somebody else takes the rest: what is reserved can still be written.
+        let all = vec![1; 2 << 20];
+        fs::write(disk.path().join("other"), &all).unwrap_err();
+        first.write(0, &content(300 << 10, 2)).unwrap();
+        assert_eq!(read(&first).unwrap(), content(300 << 10, 2));
+        fs::remove_file(disk.path().join("other")).unwrap();
+
+        drop(first);
+        let mut second = store.reserve("second", 300 << 10).unwrap();
+        assert_eq!(read(&second).unwrap(), vec![0; 300 << 10]);
+        second.write(0, &content(300 << 10, 3)).unwrap();
+        assert_eq!(read(&second).unwrap(), content(300 << 10, 3));
+    }
+}
