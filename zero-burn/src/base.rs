@@ -1,13 +1,14 @@
 //! What an engine has whatever the layout of its model is: all that stays when another engine takes its place.
 
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use burn::tensor::Device;
 use zero_comm::{Communicator, WorkQueue};
-use zero_core::{Bytes, LossScale, StateBytes, ZeroConfig};
-use zero_offload::{HostPool, PoolOptions};
+use zero_core::{Bytes, LossScale, Rank, StateBytes, WorldSize, ZeroConfig};
+use zero_offload::{HostPool, PoolOptions, Workers};
 
+use crate::ZeroError;
 use crate::held::Held;
 use crate::ladder::Ladder;
 use crate::phase::Phase;
@@ -38,6 +39,11 @@ pub(crate) struct Base {
     pub(crate) sums: HostPool,
     /// Parameters that stay gathered.
     pub(crate) replicas: HostPool,
+    /// Copies of updated shards in the type of layers.
+    pub(crate) copies: HostPool,
+    /// Optimizer state.
+    pub(crate) states: HostPool,
+    workers: OnceLock<Workers>,
     /// Whole master weights for who asks; nothing is kept.
     pub(crate) exports: HostPool,
     pub(crate) scale: Mutex<LossScale>,
@@ -69,11 +75,27 @@ impl Base {
             scratch: Scratch::default(),
             sums: HostPool::default(),
             replicas: HostPool::default(),
+            copies: HostPool::default(),
+            states: HostPool::new(PoolOptions { retain: Bytes::ZERO }),
+            workers: OnceLock::new(),
             exports: HostPool::new(PoolOptions { retain: Bytes::ZERO }),
             version: AtomicU64::new(0),
             phase: Phase::default(),
             after_backward: Mutex::default(),
             optimizer_bytes: AtomicU64::new(0),
         }
+    }
+
+    /// Threads of this rank's share of the host's cores; started when they are first asked for.
+    pub(crate) fn workers(&self) -> Result<&Workers, ZeroError> {
+        if let Some(workers) = self.workers.get() {
+            return Ok(workers);
+        }
+        let neighbours = self.comm.ranks_of_host();
+        let own = neighbours.iter().position(|rank| *rank == self.comm.rank()).unwrap_or(0);
+        let size = WorldSize::new(neighbours.len()).unwrap_or(WorldSize::ONE);
+        let workers =
+            Workers::for_rank(Rank::new(own), size).map_err(|error| ZeroError::Workers(Arc::new(error)))?;
+        Ok(self.workers.get_or_init(|| workers))
     }
 }

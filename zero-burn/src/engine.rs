@@ -22,7 +22,7 @@ use crate::error::During;
 use crate::floats::burn_dtype;
 use crate::gathers::Gathers;
 use crate::gradients::{Contributions, GradientStore, label};
-use crate::held::{Held, Holdings};
+use crate::held::{Held, Holdings, Updated};
 use crate::host::tensor_from_buffer;
 use crate::owned::OwnedGradients;
 use crate::report::MemoryReport;
@@ -209,6 +209,18 @@ impl Engine {
 
     pub(crate) fn held(&self, index: ParameterIndex) -> Held {
         self.holdings.get(index)
+    }
+
+    /// Moves a shard out, to be updated. Nobody reads it between the agreement on the step and the fence after it.
+    pub(crate) fn take_shard(&self, index: ParameterIndex) -> Result<Tensor<1>, ZeroError> {
+        if self.has_windows() && !self.comm.copies_windows() {
+            let withdrawn = [&self.windows]
+                .into_iter()
+                .chain(&self.masters)
+                .try_for_each(|windows| windows.withdraw(index));
+            self.fail(withdrawn.during(|| String::from("updating parameters")))?;
+        }
+        Ok(self.holdings.take_shard(index))
     }
 
     /// The first failure of the engine, if it failed.
@@ -432,7 +444,7 @@ impl Engine {
     }
 
     /// Puts updated shards in place and makes every rank see them.
-    pub(crate) fn replace_shards(&self, updated: Vec<(ParameterIndex, Tensor<1>)>) -> Result<(), ZeroError> {
+    pub(crate) fn replace_shards(&self, updated: Vec<(ParameterIndex, Updated)>) -> Result<(), ZeroError> {
         let mut indices = Vec::with_capacity(updated.len());
         for (index, shard) in updated {
             self.holdings.set_shard(index, shard);

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use zero_comm::CommError;
 use zero_core::{ConfigError, LayoutError, Rank};
+use zero_offload::{HyperParameterError, UpdateError, WorkersError};
 
 /// Why the engine could not do what it was asked.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -48,6 +49,18 @@ pub enum ZeroError {
     /// The system gave no thread for communication beside compute.
     #[error("{0}; `overlap = false` needs none")]
     NoThread(#[source] Arc<std::io::Error>),
+
+    /// The system gave no threads for updates on host memory.
+    #[error(transparent)]
+    Workers(Arc<WorkersError>),
+
+    /// A hyper-parameter that an optimizer cannot work with.
+    #[error(transparent)]
+    HyperParameter(Arc<HyperParameterError>),
+
+    /// An update on host memory was given what it cannot work with.
+    #[error(transparent)]
+    Update(Arc<UpdateError>),
 
     /// Gradients overflowed though the loss is scaled as little as the configuration allows.
     #[error(
@@ -153,8 +166,8 @@ pub enum ZeroError {
         name: String,
     },
 
-    /// A learning rate that is not a finite number.
-    #[error("the learning rate must be finite, not {lr}")]
+    /// A learning rate that is not a finite number, or negative where the optimizer takes no such.
+    #[error("the learning rate must be finite, and for `Fused` not negative; it is {lr}")]
     InvalidLearningRate {
         /// The rate given.
         lr: f64,
@@ -290,6 +303,12 @@ impl fmt::Display for NotFinite {
 impl From<ConfigError> for ZeroError {
     fn from(error: ConfigError) -> Self {
         Self::Config(Arc::new(error))
+    }
+}
+
+impl From<UpdateError> for ZeroError {
+    fn from(error: UpdateError) -> Self {
+        Self::Update(Arc::new(error))
     }
 }
 

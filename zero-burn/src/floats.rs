@@ -192,6 +192,26 @@ fn all_finite(numbers: &[f32]) -> bool {
     !numbers.iter().fold(false, |found, number| found | (number.to_bits() & EXPONENT == EXPONENT))
 }
 
+impl<'a> From<Floats<'a>> for zero_offload::Floats<'a> {
+    fn from(floats: Floats<'a>) -> Self {
+        match floats {
+            Floats::F32(numbers) => Self::F32(numbers),
+            Floats::F16(numbers) => Self::F16(numbers),
+            Floats::BF16(numbers) => Self::Bf16(numbers),
+        }
+    }
+}
+
+impl<'a> From<FloatsMut<'a>> for zero_offload::FloatsMut<'a> {
+    fn from(floats: FloatsMut<'a>) -> Self {
+        match floats {
+            FloatsMut::F32(numbers) => Self::F32(numbers),
+            FloatsMut::F16(numbers) => Self::F16(numbers),
+            FloatsMut::BF16(numbers) => Self::Bf16(numbers),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -22,8 +22,16 @@ pub(crate) struct Held {
     /// The whole parameter in the type of layers, where it stays gathered between steps and has been renewed since the
     /// last one.
     pub(crate) whole: Option<Tensor<1>>,
-    /// The shard in the type of layers, where that is another one and other ranks read it.
+    /// The shard in the type of layers, where that is another one and other ranks read it, or will.
     shown: Option<Tensor<1>>,
+}
+
+/// What an update makes of a shard.
+#[derive(Clone, Debug)]
+pub struct Updated {
+    pub(crate) shard: Tensor<1>,
+    /// The same in the type of layers, if that is another one and the update made it.
+    pub(crate) copy: Option<Tensor<1>>,
 }
 
 impl Held {
@@ -59,10 +67,18 @@ impl Holdings {
         lock(&self.held)[parameter.index()].clone()
     }
 
+    /// Moves a shard out, to be updated; there is nothing until it is put in place.
+    pub(crate) fn take_shard(&self, parameter: ParameterIndex) -> Tensor<1> {
+        let nothing = Held::new(Tensor::empty([0], &self.device));
+        let Held { shard, whole, .. } = std::mem::replace(&mut lock(&self.held)[parameter.index()], nothing);
+        drop(whole);
+        shard
+    }
+
     /// Puts an updated shard in place; the replica is stale.
-    pub(crate) fn set_shard(&self, parameter: ParameterIndex, shard: Tensor<1>) {
+    pub(crate) fn set_shard(&self, parameter: ParameterIndex, Updated { shard, copy }: Updated) {
         // What is dropped goes after the lock.
-        let new = Held::new(shard);
+        let new = Held { shown: copy, ..Held::new(shard) };
         drop(std::mem::replace(&mut lock(&self.held)[parameter.index()], new));
     }
 
@@ -75,8 +91,10 @@ impl Holdings {
         shown
     }
 
+    /// Moves out the copy that the update made, or makes one.
     fn compute_shard(&self, parameter: ParameterIndex) -> Tensor<1> {
-        self.get(parameter).shard.cast(burn_dtype(self.windows.dtype))
+        let copy = lock(&self.held)[parameter.index()].shown.take();
+        copy.unwrap_or_else(|| self.get(parameter).shard.cast(burn_dtype(self.windows.dtype)))
     }
 
     /// Makes the replica of a shard that is the whole parameter.

@@ -57,7 +57,9 @@ mod census;
 mod elementwise;
 mod engine;
 mod error;
+mod exclusive;
 mod floats;
+mod fused;
 mod gather;
 mod gathers;
 mod gradients;
@@ -72,6 +74,7 @@ mod phase;
 mod queues;
 mod reduction;
 mod report;
+mod rule;
 mod scratch;
 mod shard;
 mod shared;
@@ -85,10 +88,12 @@ mod windows;
 mod zero;
 
 pub use error::{NotFinite, ZeroError};
+pub use fused::Fused;
 pub use group::GroupRate;
 pub use materialize::materialize;
 pub use optimizer::{StepOutcome, ZeroOptimizer};
 pub use report::MemoryReport;
+pub use rule::ShardOptimizer;
 pub use statistics::{Activity, Statistics, TraceEvent};
 pub use zero::Zero;
 #[cfg(feature = "launcher")]
@@ -105,6 +110,8 @@ pub use zero_core::{
     MemorySetup, OptimizerCost, Partition, Precision, Rank, ReduceGradients, Stage, StateBytes, WorldSize,
     ZeroConfig, nearest,
 };
+
+pub use zero_offload::{Adagrad, Adam, HyperParameterError, Lion, OptimizerConfig, Sgd, WeightDecay};
 
 /// The examples of the README, compiled and run.
 #[cfg(doctest)]

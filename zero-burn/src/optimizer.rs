@@ -5,21 +5,20 @@ use std::time::Instant;
 
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::Module;
-use burn::optim::Optimizer;
-use burn::tensor::Tensor;
 use wildmatch::WildMatch;
 use zero_core::ParameterIndex;
 
 use crate::ZeroError;
-use crate::elementwise;
 use crate::engine::Engine;
 use crate::error::NotFinite;
 use crate::group::{Group, GroupRate};
+use crate::held::Updated;
+use crate::owned::OwnedGradients;
 use crate::report::MemoryReport;
+use crate::rule::{Host, Job, ShardOptimizer, ShardUpdate};
 use crate::slot::Slot;
 use crate::stand_in::check_model;
 use crate::statistics::{Activity, Statistics};
-use crate::stored::Stored;
 
 /// PyTorch's guard against a division by a norm of zero (`clip_grad_norm_`).
 const CLIP_EPSILON: f64 = 1e-6;
@@ -27,7 +26,7 @@ const CLIP_EPSILON: f64 = 1e-6;
 /// Updates a sharded model with element-wise Burn optimizers; made by [`Zero::optimizer`](crate::Zero::optimizer).
 ///
 /// Holds the optimizer state of this rank's shards, and nothing else.
-pub struct ZeroOptimizer<O: Optimizer> {
+pub struct ZeroOptimizer<O: ShardOptimizer> {
     slot: Arc<Slot>,
     /// The one that `states` and `group_of` go by.
     engine: Arc<Engine>,
@@ -35,7 +34,7 @@ pub struct ZeroOptimizer<O: Optimizer> {
     groups: Vec<Group<O>>,
     /// By parameter.
     group_of: Vec<usize>,
-    states: Vec<Option<Stored<O::State<1>>>>,
+    states: Vec<Option<O::State>>,
     state_bytes: u64,
     step: u64,
     skipped: u64,
@@ -68,7 +67,7 @@ pub struct StepOutcome {
     pub statistics: Statistics,
 }
 
-impl<O: Optimizer> std::fmt::Debug for ZeroOptimizer<O> {
+impl<O: ShardOptimizer> std::fmt::Debug for ZeroOptimizer<O> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("ZeroOptimizer")
             .field("optimizer", &std::any::type_name::<O>())
@@ -77,10 +76,10 @@ impl<O: Optimizer> std::fmt::Debug for ZeroOptimizer<O> {
     }
 }
 
-impl<O: Optimizer> ZeroOptimizer<O> {
+impl<O: ShardOptimizer> ZeroOptimizer<O> {
     pub(crate) fn new(slot: Arc<Slot>, optimizer: O) -> Result<Self, ZeroError> {
         let engine = slot.get()?;
-        elementwise::check(&optimizer, &engine.device, engine.config.precision.optimizer_state)?;
+        optimizer.check(Host(&engine))?;
         let parameters = engine.layout.parameters().len();
         let rest = Group { pattern: String::from("*"), optimizer, rate: GroupRate::Times(1.0) };
         Ok(Self {
@@ -126,8 +125,7 @@ impl<O: Optimizer> ZeroOptimizer<O> {
         }
         self.follow()?;
         rate.check()?;
-        let precision = &self.engine.config.precision;
-        elementwise::check(&optimizer, &self.engine.device, precision.optimizer_state)?;
+        optimizer.check(Host(&self.engine))?;
         let (rest, matcher) = (self.groups.len() - 1, WildMatch::new(pattern));
         let mut members = 0;
         for parameter in self.engine.layout.parameters() {
@@ -196,12 +194,13 @@ impl<O: Optimizer> ZeroOptimizer<O> {
             check_model(model, &engine)?;
             Ok(rates)
         });
+        engine.gathers.settle();
         let (contributions, rates) = engine.contributions(ready)?;
         if contributions.weight <= 0.0 {
             engine.discard_gradients();
             return Err(ZeroError::NothingToStep);
         }
-        let (mut gradients, arrived, sum_of_squares) = engine.take_gradients()?;
+        let (gradients, arrived, sum_of_squares) = engine.take_gradients()?;
         // It changes with a step alone, so it is that of all backwards.
         let loss_scale = engine.loss_scale();
         let divisor = contributions.weight * loss_scale;
@@ -214,17 +213,7 @@ impl<O: Optimizer> ZeroOptimizer<O> {
         let mut not_finite = None;
         if applied {
             let begin = Instant::now();
-            let factor = (clip_factor / divisor) as f32;
-            let mut updated = Vec::new();
-            for parameter in engine.layout.parameters().iter().filter(|parameter| parameter.trainable()) {
-                let index = parameter.index();
-                if contributions.counts[index.index()] > 0.0
-                    && let Some(gradient) = gradients.take(&engine, index, factor)
-                {
-                    updated.push((index, self.update(&rates, index, gradient)));
-                }
-            }
-            drop(gradients);
+            let updated = self.update(gradients, &contributions.counts, &rates, clip_factor / divisor)?;
             engine.recorder.note(Activity::Update, "step", 0, begin);
             engine.replace_shards(updated)?;
             self.step += 1;
@@ -289,35 +278,54 @@ impl<O: Optimizer> ZeroOptimizer<O> {
             self.engine.layout.parameters().iter().zip(&self.engine.param_ids).zip(&self.group_of);
         parameters
             .map(|((parameter, id), group)| {
-                let lr = self.groups[*group].rate.at(lr.lr_from_param(*id, Some(parameter.name())));
-                if lr.is_finite() { Ok(lr) } else { Err(ZeroError::InvalidLearningRate { lr }) }
+                let group = &self.groups[*group];
+                let lr = group.rate.at(lr.lr_from_param(*id, Some(parameter.name())));
+                if group.optimizer.takes_rate(lr) {
+                    Ok(lr)
+                } else {
+                    Err(ZeroError::InvalidLearningRate { lr })
+                }
             })
             .collect()
     }
 
-    fn update(&mut self, rates: &[f64], index: ParameterIndex, gradient: Tensor<1>) -> Tensor<1> {
-        let shard = self.engine.held(index).shard;
-        if shard.shape().num_elements() == 0 {
-            return shard;
-        }
-        let stored = self.states[index.index()].take();
-        let first = stored.is_none();
-        let state = stored.and_then(|stored| stored.load(&self.engine.device));
-        let group = self.group_of[index.index()];
-        let lr = rates[index.index()];
-        let (shard, state) = self.groups[group].optimizer.step(lr, shard, gradient, state);
-        let stored = state.map(|state| Stored::new(state, self.engine.config.precision.optimizer_state));
-        if first {
-            let bytes = stored.as_ref().map_or(0, Stored::bytes);
-            self.state_bytes += bytes;
-            self.engine.count_optimizer_bytes(bytes, 0);
-        }
-        self.states[index.index()] = stored;
-        shard
+    /// Updates this rank's shards of the parameters that got a gradient on any rank.
+    fn update(
+        &mut self,
+        gradients: OwnedGradients,
+        counts: &[f64],
+        rates: &[f64],
+        factor: f64,
+    ) -> Result<Vec<(ParameterIndex, Updated)>, ZeroError> {
+        let engine = &self.engine;
+        let (updates, nothing): (Vec<_>, Vec<_>) = engine
+            .layout
+            .parameters()
+            .iter()
+            .map(|parameter| parameter.index())
+            .filter(|&parameter| engine.parameter(parameter).trainable() && counts[parameter.index()] > 0.0)
+            .map(|parameter| ShardUpdate {
+                parameter,
+                group: self.group_of[parameter.index()],
+                lr: rates[parameter.index()],
+            })
+            .partition(|update| engine.held(update.parameter).shard.shape().num_elements() > 0);
+        let new: Vec<_> = updates.iter().map(|update| update.parameter.index()).collect();
+        let new: Vec<_> = new.into_iter().filter(|&index| self.states[index].is_none()).collect();
+        let (groups, states) = (&self.groups[..], &mut self.states[..]);
+        let mut updated = O::update(Job { engine, groups, updates, gradients, factor, states })?;
+        // Others have updated theirs: replicas are stale here, too.
+        updated.extend(nothing.into_iter().map(|ShardUpdate { parameter, .. }| {
+            (parameter, Updated { shard: engine.held(parameter).shard, copy: None })
+        }));
+        let bytes = new.into_iter().filter_map(|index| self.states[index].as_ref()).map(O::bytes).sum();
+        self.state_bytes += bytes;
+        self.engine.count_optimizer_bytes(bytes, 0);
+        Ok(updated)
     }
 }
 
-impl<O: Optimizer> Drop for ZeroOptimizer<O> {
+impl<O: ShardOptimizer> Drop for ZeroOptimizer<O> {
     fn drop(&mut self) {
         self.engine.count_optimizer_bytes(0, self.state_bytes);
     }

@@ -41,8 +41,8 @@ impl OwnedGradients {
                     by_rank[0] += HostTensor::new(gradient.clone()).floats().sum_of_squares();
                 }
             } else {
-                self.each_sum(engine, parameter.index(), |rank, sums| {
-                    by_rank[rank.index()] += sums.sum_of_squares();
+                self.each_sum(engine, parameter.index(), |segment, sums| {
+                    by_rank[segment.rank.index()] += sums.sum_of_squares();
                 });
             }
         }
@@ -53,8 +53,35 @@ impl OwnedGradients {
         Ok(by_rank.iter().sum())
     }
 
-    /// Shows the sums of `parameter` that are in buckets here, by rank, to `see`.
-    fn each_sum(&self, engine: &Engine, parameter: ParameterIndex, mut see: impl FnMut(Rank, Floats<'_>)) {
+    /// Moves out the gradient of this rank's part of `parameter`, piece by piece: `see` gets where a piece begins in the
+    /// part, and its sums.
+    pub(crate) fn each_own<E>(
+        &mut self,
+        engine: &Engine,
+        parameter: ParameterIndex,
+        mut see: impl FnMut(usize, Floats<'_>) -> Result<(), E>,
+    ) -> Result<(), E> {
+        if let Self::Whole(gradients) = self {
+            let gradient = gradients[parameter.index()].take();
+            return gradient.map_or(Ok(()), |gradient| see(0, HostTensor::new(gradient).floats()));
+        }
+        let is_part = matches!(self, Self::Parts(_));
+        let mut outcome = Ok(());
+        self.each_sum(engine, parameter, |segment, sums| {
+            if outcome.is_ok() {
+                outcome = see(if is_part { 0 } else { segment.source.start }, sums);
+            }
+        });
+        outcome
+    }
+
+    /// Shows the sums of `parameter` that are in buckets here, segment by segment, to `see`.
+    fn each_sum(
+        &self,
+        engine: &Engine,
+        parameter: ParameterIndex,
+        mut see: impl FnMut(&Segment, Floats<'_>),
+    ) {
         let Some(index) = engine.layout.bucket_of(parameter) else { return };
         let bucket = &engine.layout.buckets()[index];
         let (buffer, here) = match self {
@@ -69,7 +96,7 @@ impl OwnedGradients {
         for segment in bucket.segments(parameter) {
             let end = segment.offset + segment.source.len();
             if segment.offset >= here.start && end <= here.end {
-                see(segment.rank, sums.slice(segment.offset - here.start..end - here.start));
+                see(segment, sums.slice(segment.offset - here.start..end - here.start));
             }
         }
     }

@@ -10,7 +10,7 @@ use crate::host::tensor_dtype;
 
 /// An optimizer's state of one shard between two steps: as the optimizer left it, or with its floats rounded.
 #[derive(Debug)]
-pub(crate) enum Stored<S> {
+pub enum Stored<S> {
     AsIs(S),
     Rounded(StateSink),
 }

@@ -4,7 +4,6 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use burn::module::Module;
-use burn::optim::Optimizer;
 use burn::tensor::{Device, Tensor};
 use zero_comm::{Communicator, CommunicatorExt, ReduceOp};
 use zero_core::{Layout, ZeroConfig};
@@ -16,6 +15,7 @@ use crate::error::During;
 use crate::optimizer::ZeroOptimizer;
 use crate::queues::Queues;
 use crate::report::MemoryReport;
+use crate::rule::ShardOptimizer;
 use crate::slot::Slot;
 use crate::statistics::{Activity, Statistics, TraceEvent};
 use crate::{shard, stand_in, succession};
@@ -223,7 +223,7 @@ impl Zero {
     ///
     /// [`ZeroError::NotElementwise`] for an optimizer that needs whole matrices (it is tried on a small one),
     /// [`ZeroError::NotSharded`].
-    pub fn optimizer<O: Optimizer>(&self, optimizer: O) -> Result<ZeroOptimizer<O>, ZeroError> {
+    pub fn optimizer<O: ShardOptimizer>(&self, optimizer: O) -> Result<ZeroOptimizer<O>, ZeroError> {
         ZeroOptimizer::new(Arc::clone(&self.slot), optimizer)
     }
 

@@ -2,6 +2,7 @@
 
 mod common;
 
+use burn::optim::decay::WeightDecayConfig;
 use burn::optim::momentum::MomentumConfig;
 use burn::optim::{
     AdaGradConfig, AdafactorConfig, AdamConfig, AdamWConfig, GradientsParams, LambConfig, LionConfig,
@@ -9,7 +10,10 @@ use burn::optim::{
 };
 use burn::tensor::Device;
 use common::{LR, Odd, SEED, Weights, config, rows, weights, with_engines};
-use zero_burn::{Partition, Stage, ZeroError, materialize};
+use zero_burn::{
+    Adagrad, Adam, Fused, Lion, OptimizerConfig, Partition, Sgd, ShardOptimizer, Stage, WeightDecay,
+    ZeroError, materialize,
+};
 
 const STEPS: usize = 4;
 const BATCH: usize = 6;
@@ -31,7 +35,10 @@ fn reference(optimizer: impl Optimizer) -> Weights {
 }
 
 fn check(optimizer: impl Optimizer) {
-    let expected = reference(optimizer.clone());
+    check_against(&reference(optimizer.clone()), &optimizer);
+}
+
+fn check_against(expected: &Weights, optimizer: &(impl ShardOptimizer + Clone + Sync)) {
     for stage in Stage::ALL {
         let runs = with_engines(&config(stage), 3, |comm, zero| {
             let mut model = zero.shard(Odd::new)?;
@@ -45,7 +52,7 @@ fn check(optimizer: impl Optimizer) {
             Ok(weights(&zero.unshard(&model)?))
         });
         assert_eq!(runs[0].len(), expected.len());
-        for ((path, values), (_, expected)) in runs[0].iter().zip(&expected) {
+        for ((path, values), (_, expected)) in runs[0].iter().zip(expected) {
             assert_eq!(values.len(), expected.len(), "{path}");
             for (value, expected) in values.iter().zip(expected) {
                 assert!(
@@ -90,6 +97,60 @@ fn rmsprop_runs_on_shards() {
 #[test]
 fn adagrad_runs_on_shards() {
     check(AdaGradConfig::new().build());
+}
+
+fn fused(config: impl Into<OptimizerConfig>, burn: impl Optimizer) {
+    check_against(&reference(burn), &Fused::new(config).unwrap());
+}
+
+#[test]
+fn fused_adamw_does_what_burns_does() {
+    let config = Adam { epsilon: 1e-5, weight_decay: WeightDecay::Decoupled(0.1), ..Adam::ADAM };
+    fused(config, AdamWConfig::new().with_epsilon(1e-5).with_weight_decay(0.1).build());
+}
+
+#[test]
+fn fused_adam_does_what_burns_does() {
+    let decay = Some(WeightDecayConfig::new(0.1));
+    let config = Adam { epsilon: 1e-5, weight_decay: WeightDecay::L2(0.1), ..Adam::ADAM };
+    fused(config, AdamConfig::new().with_epsilon(1e-5).with_weight_decay(decay).build());
+}
+
+#[test]
+fn fused_sgd_does_what_burns_does() {
+    let momentum = MomentumConfig { momentum: 0.9, dampening: 0.0, nesterov: true };
+    let config = Sgd { momentum: 0.9, dampening: 0.0, nesterov: true, weight_decay: WeightDecay::None };
+    fused(config, SgdConfig::new().with_momentum(Some(momentum)).build());
+    let config = Sgd { momentum: 0.0, dampening: 0.0, nesterov: false, weight_decay: WeightDecay::None };
+    fused(config, SgdConfig::new().build());
+}
+
+#[test]
+fn fused_lion_does_what_burns_does() {
+    let config = Lion { beta1: 0.9, beta2: 0.99, weight_decay: WeightDecay::Decoupled(0.1) };
+    fused(config, LionConfig::new().with_beta_1(0.9).with_beta_2(0.99).with_weight_decay(0.1).build());
+}
+
+#[test]
+fn fused_adagrad_does_what_burns_does() {
+    let config =
+        Adagrad { lr_decay: 0.01, initial_accumulator: 0.0, epsilon: 1e-5, weight_decay: WeightDecay::None };
+    fused(config, AdaGradConfig::new().with_lr_decay(0.01).with_epsilon(1e-5).build());
+}
+
+#[test]
+fn hyper_parameters_and_rates_out_of_range_are_refused() {
+    let error = Fused::new(Adam { beta2: 1.0, ..Adam::ADAMW }).unwrap_err();
+    assert!(error.to_string().contains("beta2"), "{error}");
+    with_engines(&config(Stage::Two), 2, |_, zero| {
+        let mut model = zero.shard(Odd::new)?;
+        let mut optimizer = zero.optimizer(Fused::new(Adam::ADAMW)?)?;
+        zero.backward(model.loss(rows(0, 0..2, zero.device()), 0))?;
+        let refused = optimizer.step(-0.1, &mut model);
+        assert!(matches!(refused, Err(ZeroError::InvalidLearningRate { .. })), "{refused:?}");
+        assert!(optimizer.step(0.1, &mut model)?.applied);
+        Ok(())
+    });
 }
 
 fn refused(optimizer: impl Optimizer, name: &str) {

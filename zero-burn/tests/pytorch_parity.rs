@@ -9,7 +9,10 @@ use burn::optim::AdamWConfig;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use gpt::GptConfig;
 use serde_json::Value;
-use zero_burn::{DType, LocalWorld, Partition, Precision, Stage, WorldSize, Zero, ZeroConfig};
+use zero_burn::{
+    Adam, DType, Fused, LocalWorld, Partition, Precision, ShardOptimizer, Stage, WeightDecay, WorldSize,
+    Zero, ZeroConfig,
+};
 use zero_checkpoint::{WeightsFile, transpose};
 
 /// How far a run may be from PyTorch's, relative to it.
@@ -144,15 +147,33 @@ impl Recording {
     }
 
     fn replay(&self, config: &ZeroConfig, world: WorldSize, bounds: &Bounds) {
+        let betas = self.settings["betas"].as_array().unwrap();
+        let betas = [0, 1].map(|at| betas[at].as_f64().unwrap());
+        let burn = AdamWConfig::new()
+            .with_beta_1(betas[0] as f32)
+            .with_beta_2(betas[1] as f32)
+            .with_epsilon(self.number("eps") as f32)
+            .with_weight_decay(self.number("weight_decay") as f32);
+        self.replay_by(config, world, bounds, &burn.build());
+        let fused = Adam {
+            beta1: betas[0],
+            beta2: betas[1],
+            epsilon: self.number("eps"),
+            weight_decay: WeightDecay::Decoupled(self.number("weight_decay")),
+        };
+        self.replay_by(config, world, bounds, &Fused::new(fused).unwrap());
+    }
+
+    fn replay_by(
+        &self,
+        config: &ZeroConfig,
+        world: WorldSize,
+        bounds: &Bounds,
+        optimizer: &(impl ShardOptimizer + Clone + Sync),
+    ) {
         let (threshold, compute) = (config.persistence_threshold, config.precision.compute);
         let at = format!("{}, {world} ranks, threshold {threshold}, {compute}", config.stage);
         let batch = self.number("batch") as usize;
-        let betas = self.settings["betas"].as_array().unwrap();
-        let optimizer = AdamWConfig::new()
-            .with_beta_1(betas[0].as_f64().unwrap() as f32)
-            .with_beta_2(betas[1].as_f64().unwrap() as f32)
-            .with_epsilon(self.number("eps") as f32)
-            .with_weight_decay(self.number("weight_decay") as f32);
         let config = ZeroConfig {
             clip_norm: Some(self.number("clip_norm")),
             // Several buckets, and some parameters larger than one.
@@ -167,7 +188,7 @@ impl Recording {
                 let mut model = zero.shard(|device| {
                     self.config.init(device).map(&mut Load { recording: self, path: Vec::new() })
                 })?;
-                let mut optim = zero.optimizer(optimizer.build())?;
+                let mut optim = zero.optimizer(optimizer.clone())?;
                 let share = Partition::new(batch, world).range(comm.rank());
                 for (step, tokens) in tokens.chunks(per_step).enumerate() {
                     if share.is_empty() {

@@ -4,9 +4,9 @@ mod common;
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-use common::{Run, config, no_skips, plain, sharded};
+use common::{Run, config, no_skips, plain, sharded, sharded_by};
 use proptest::prelude::*;
-use zero_burn::{Bytes, Stage, ZeroConfig};
+use zero_burn::{Adam, Bytes, DType, Fused, Stage, ZeroConfig};
 
 /// Means on the CPU backend are accurate to about 1e-5.
 const CLOSE: f64 = 2e-4;
@@ -37,6 +37,30 @@ fn all_stages_give_the_same_bits_at_one_world_size() {
         for stage in [Stage::One, Stage::Two, Stage::Three] {
             let run = sharded(&config(stage), size, STEPS, 8, &scattered_skips);
             assert_bitwise(&run, &zero, &format!("{stage} and stage 0 on {size} ranks"));
+        }
+    }
+}
+
+#[test]
+fn the_fused_optimizer_gives_the_same_bits_at_all_stages() {
+    let optimizer = Fused::new(Adam::ADAMW).unwrap();
+    for compute in [DType::F32, DType::BF16] {
+        for state in [DType::F32, DType::BF16] {
+            for size in [1, 2, 3] {
+                let run = |stage| {
+                    let mut config = config(stage);
+                    (config.precision.compute, config.precision.optimizer_state) = (compute, state);
+                    // Gradients of a parameter that is used twice are rounded twice on a 16-bit wire.
+                    config.precision.reduce = Some(DType::F32);
+                    sharded_by(&optimizer, &config, size, STEPS, 8, &no_skips)
+                };
+                let zero = run(Stage::Zero);
+                assert!(zero.losses.iter().all(|loss| loss.is_finite()));
+                for stage in [Stage::One, Stage::Two, Stage::Three] {
+                    let what = format!("{stage} and stage 0 on {size} ranks in {compute}, states in {state}");
+                    assert_bitwise(&run(stage), &zero, &what);
+                }
+            }
         }
     }
 }

@@ -152,6 +152,12 @@ pub trait Communicator: Send + Sync + Debug {
         label: &str,
     ) -> Result<Option<Arc<dyn Communicator>>, CommError>;
 
+    /// The ranks of the group that run on this rank's host, itself among them, in order. They share its cores, memory
+    /// and disks. Waits for nobody.
+    fn ranks_of_host(&self) -> Vec<Rank> {
+        self.world_size().ranks().collect()
+    }
+
     /// Lets the ranks of the group read `region` under `key`, in place of what was there. Waits for nobody.
     ///
     /// # Errors

@@ -7,10 +7,10 @@ use std::sync::Arc;
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::{AdamWConfig, GradientsParams};
-use burn::tensor::{Device, Distribution, Tensor, TensorData};
+use burn::tensor::{Device, Distribution, FloatDType, Tensor, TensorData};
 use zero_burn::{
-    Bytes, Communicator, LocalWorld, Partition, Stage, StepOutcome, WorldSize, Zero, ZeroConfig, ZeroError,
-    materialize,
+    Bytes, Communicator, DType, LocalWorld, Partition, ShardOptimizer, Stage, StepOutcome, WorldSize, Zero,
+    ZeroConfig, ZeroError, materialize,
 };
 
 pub const WIDTH: usize = 5;
@@ -205,17 +205,34 @@ pub fn no_skips(_step: usize, _rank: usize) -> u32 {
 
 /// Trains [`Odd`] on `batch` rows a step, split over the ranks.
 pub fn sharded(config: &ZeroConfig, size: usize, steps: usize, batch: usize, skips: Skips<'_>) -> Run {
+    sharded_by(&adamw().build(), config, size, steps, batch, skips)
+}
+
+/// As [`sharded`], by another optimizer; rows are of the type that layers compute in.
+pub fn sharded_by(
+    optimizer: &(impl ShardOptimizer + Clone + Sync),
+    config: &ZeroConfig,
+    size: usize,
+    steps: usize,
+    batch: usize,
+    skips: Skips<'_>,
+) -> Run {
+    let float = match config.precision.compute {
+        DType::BF16 => FloatDType::BF16,
+        DType::F16 => FloatDType::F16,
+        _ => FloatDType::F32,
+    };
     let mut runs = with_engines(config, size, |comm, zero| {
         let mut model = zero.shard(Odd::new)?;
-        let mut optimizer = zero.optimizer(adamw().build())?;
+        let mut optimizer = zero.optimizer(optimizer.clone())?;
         let share = Partition::new(batch, world(size)).range(comm.rank());
         let mut run = Run::new();
         for step in 0..steps {
             if share.is_empty() {
                 zero.skip_backward()?;
             } else {
-                let loss =
-                    model.loss(rows(step, share.clone(), zero.device()), skips(step, comm.rank().index()));
+                let input = rows(step, share.clone(), zero.device()).cast(float);
+                let loss = model.loss(input, skips(step, comm.rank().index()));
                 zero.backward_weighted(loss, share.len() as f64)?;
             }
             run.record(&optimizer.step(LR, &mut model)?);

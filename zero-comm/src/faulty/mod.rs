@@ -297,6 +297,10 @@ impl Communicator for Faulty {
         }))
     }
 
+    fn ranks_of_host(&self) -> Vec<Rank> {
+        self.inner.ranks_of_host()
+    }
+
     fn expose(&self, key: WindowKey, region: Arc<dyn Region>) -> Result<(), CommError> {
         self.inner.expose(key, region)
     }

@@ -302,6 +302,10 @@ impl Communicator for ProcessCommunicator {
         }))
     }
 
+    fn ranks_of_host(&self) -> Vec<Rank> {
+        self.group.seats().into_iter().map(Rank::new).collect()
+    }
+
     fn expose(&self, key: WindowKey, region: Arc<dyn Region>) -> Result<(), CommError> {
         let label = key.to_string();
         self.standing().check(OpKind::Expose, &label)?;

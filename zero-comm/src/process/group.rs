@@ -158,6 +158,11 @@ impl Group {
         shared.arenas.get(seat)
     }
 
+    /// The positions of the members on this one's host.
+    pub(crate) fn seats(&self) -> Vec<usize> {
+        self.around.seats(&self.members, self.position)
+    }
+
     /// Whether some members share no memory with this one.
     pub(crate) fn has_members_elsewhere(&self) -> bool {
         let here = self.shared.as_ref().map_or(1, |shared| shared.seats.len());

@@ -194,6 +194,10 @@ impl Communicator for Throttled {
             .map(|inner| -> Arc<dyn Communicator> { Arc::new(Self { inner, wire: Arc::clone(&self.wire) }) }))
     }
 
+    fn ranks_of_host(&self) -> Vec<Rank> {
+        self.inner.ranks_of_host()
+    }
+
     fn expose(&self, key: WindowKey, region: Arc<dyn Region>) -> Result<(), CommError> {
         self.inner.expose(key, region)
     }

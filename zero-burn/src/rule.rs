@@ -1,0 +1,97 @@
+//! What may update shards.
+
+use burn::optim::Optimizer;
+use burn::tensor::Tensor;
+use zero_core::ParameterIndex;
+
+use crate::ZeroError;
+use crate::elementwise;
+use crate::engine::Engine;
+use crate::group::Group;
+use crate::held::Updated;
+use crate::owned::OwnedGradients;
+use crate::stored::Stored;
+
+/// An optimizer that can update shards: any element-wise one of Burn, or [`Fused`](crate::Fused).
+pub trait ShardOptimizer: Rule {}
+
+impl<R: Rule> ShardOptimizer for R {}
+
+/// How shards are updated.
+pub trait Rule: Sized {
+    /// What is kept of a shard from step to step.
+    type State;
+
+    /// Refuses what cannot update the shards of an engine.
+    fn check(&self, host: Host<'_>) -> Result<(), ZeroError>;
+
+    /// Whether shards can be updated at this rate.
+    fn takes_rate(&self, lr: f64) -> bool {
+        lr.is_finite()
+    }
+
+    /// Updates this rank's shards. If it fails, no shard has changed.
+    fn update(job: Job<'_, Self>) -> Result<Vec<(ParameterIndex, Updated)>, ZeroError>;
+
+    /// Bytes of memory that a state takes.
+    fn bytes(state: &Self::State) -> u64;
+}
+
+/// The engine whose shards are updated.
+#[derive(Clone, Copy, Debug)]
+pub struct Host<'a>(pub(crate) &'a Engine);
+
+/// What one step has to do.
+pub struct Job<'a, R: Rule> {
+    pub(crate) engine: &'a Engine,
+    pub(crate) groups: &'a [Group<R>],
+    pub(crate) updates: Vec<ShardUpdate>,
+    pub(crate) gradients: OwnedGradients,
+    /// What the summed gradients are multiplied by first.
+    pub(crate) factor: f64,
+    /// By parameter.
+    pub(crate) states: &'a mut [Option<R::State>],
+}
+
+impl<R: Rule> std::fmt::Debug for Job<'_, R> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Job")
+            .field("updates", &self.updates)
+            .field("factor", &self.factor)
+            .finish_non_exhaustive()
+    }
+}
+
+/// One update of one shard, which has elements.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ShardUpdate {
+    pub(crate) parameter: ParameterIndex,
+    pub(crate) group: usize,
+    pub(crate) lr: f64,
+}
+
+impl<O: Optimizer> Rule for O {
+    type State = Stored<O::State<1>>;
+
+    fn check(&self, Host(engine): Host<'_>) -> Result<(), ZeroError> {
+        elementwise::check(self, &engine.device, engine.config.precision.optimizer_state)
+    }
+
+    fn update(job: Job<'_, Self>) -> Result<Vec<(ParameterIndex, Updated)>, ZeroError> {
+        let Job { engine, groups, updates, mut gradients, factor, states } = job;
+        let update = |ShardUpdate { parameter, group, lr }: ShardUpdate| {
+            let gradient = gradients.take(engine, parameter, factor as f32)?;
+            let state = states[parameter.index()].take().and_then(|stored| stored.load(&engine.device));
+            let shard = engine.held(parameter).shard;
+            let (shard, state): (Tensor<1>, _) = groups[group].optimizer.step(lr, shard, gradient, state);
+            let dtype = engine.config.precision.optimizer_state;
+            states[parameter.index()] = state.map(|state| Stored::new(state, dtype));
+            Some((parameter, Updated { shard, copy: None }))
+        };
+        Ok(updates.into_iter().filter_map(update).collect())
+    }
+
+    fn bytes(state: &Self::State) -> u64 {
+        state.bytes()
+    }
+}
