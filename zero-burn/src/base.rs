@@ -2,6 +2,7 @@
 
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
 
 use burn::tensor::Device;
 use zero_comm::{Communicator, WorkQueue};
@@ -9,6 +10,7 @@ use zero_core::{Bytes, LossScale, Rank, StateBytes, WorldSize, ZeroConfig};
 use zero_offload::{HostPool, PoolOptions, Workers};
 
 use crate::ZeroError;
+use crate::disk::Disk;
 use crate::held::Held;
 use crate::ladder::Ladder;
 use crate::phase::Phase;
@@ -44,6 +46,7 @@ pub(crate) struct Base {
     /// Optimizer state.
     pub(crate) states: HostPool,
     workers: OnceLock<Workers>,
+    disk: OnceLock<Disk>,
     /// Whole master weights for who asks; nothing is kept.
     pub(crate) exports: HostPool,
     pub(crate) scale: Mutex<LossScale>,
@@ -78,6 +81,7 @@ impl Base {
             copies: HostPool::default(),
             states: HostPool::new(PoolOptions { retain: Bytes::ZERO }),
             workers: OnceLock::new(),
+            disk: OnceLock::new(),
             exports: HostPool::new(PoolOptions { retain: Bytes::ZERO }),
             version: AtomicU64::new(0),
             phase: Phase::default(),
@@ -97,5 +101,19 @@ impl Base {
         let workers =
             Workers::for_rank(Rank::new(own), size).map_err(|error| ZeroError::Workers(Arc::new(error)))?;
         Ok(self.workers.get_or_init(|| workers))
+    }
+
+    /// The disk for what is kept there; opened when it is first asked for.
+    pub(crate) fn disk(&self) -> Result<&Disk, ZeroError> {
+        if let Some(disk) = self.disk.get() {
+            return Ok(disk);
+        }
+        let disk = Disk::open(&self.config.offload, self.comm.rank())?;
+        Ok(self.disk.get_or_init(|| disk))
+    }
+
+    /// What went to and from the disk so far.
+    pub(crate) fn offloaded(&self) -> (Bytes, Duration) {
+        self.disk.get().map_or_else(Default::default, Disk::moved)
     }
 }

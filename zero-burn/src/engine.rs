@@ -435,7 +435,10 @@ impl Engine {
     /// What was counted since the engine began.
     pub(crate) fn statistics(&self) -> Statistics {
         let ahead = self.gathers.statistics();
+        let (offloaded, offload_time) = self.base.offloaded();
         Statistics {
+            offloaded,
+            offload_time,
             lookahead_hits: ahead.hits,
             lookahead_misses: ahead.misses,
             lookahead_wasted: ahead.wasted,

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use zero_comm::CommError;
 use zero_core::{ConfigError, LayoutError, Rank};
-use zero_offload::{HyperParameterError, UpdateError, WorkersError};
+use zero_offload::{HyperParameterError, StoreError, UpdateError, WorkersError};
 
 /// Why the engine could not do what it was asked.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -61,6 +61,26 @@ pub enum ZeroError {
     /// An update on host memory was given what it cannot work with.
     #[error(transparent)]
     Update(Arc<UpdateError>),
+
+    /// State on a disk could not be read or written, or there is no room for it. The parameters and states of the step
+    /// before are what they were; the gradients since then are dropped.
+    #[error("{during}: {cause}")]
+    Offload {
+        /// What the engine was doing.
+        during: String,
+        /// Why it could not; it names tensor, file and offset.
+        #[source]
+        cause: Arc<StoreError>,
+    },
+
+    /// The configuration wants state on a disk, which Burn's optimizers keep in memory.
+    #[error(
+        "{optimizer} keeps its state in memory, but `offload.optimizer` is on a disk; use an optimizer of `Fused`"
+    )]
+    NotOffloadable {
+        /// The optimizer's type.
+        optimizer: &'static str,
+    },
 
     /// Gradients overflowed though the loss is scaled as little as the configuration allows.
     #[error(
@@ -278,6 +298,16 @@ pub enum ZeroError {
     },
 }
 
+impl ZeroError {
+    /// Says what the engine was doing with a disk.
+    pub(crate) fn during(self, what: &str) -> Self {
+        match self {
+            Self::Offload { cause, .. } => Self::Offload { during: what.to_owned(), cause },
+            other => other,
+        }
+    }
+}
+
 /// A gradient with numbers that are infinite or not numbers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NotFinite {
@@ -303,6 +333,12 @@ impl fmt::Display for NotFinite {
 impl From<ConfigError> for ZeroError {
     fn from(error: ConfigError) -> Self {
         Self::Config(Arc::new(error))
+    }
+}
+
+impl From<StoreError> for ZeroError {
+    fn from(error: StoreError) -> Self {
+        Self::Offload { during: String::from("updating parameters"), cause: Arc::new(error) }
     }
 }
 

@@ -25,9 +25,21 @@ impl Exclusive {
                 if is_all && flex.try_storage_mut::<f32>().is_some() {
                     return Self::InPlace(flex);
                 }
-                Self::Copy(HostTensor::new(Tensor::from_primitive::<Flex>(flex)).as_slice().to_vec())
+                Self::copy(Tensor::from_primitive::<Flex>(flex))
             }
-            Err(_) => Self::Copy(HostTensor::new(shard).as_slice().to_vec()),
+            Err(_) => Self::copy(shard),
+        }
+    }
+
+    /// A copy, whoever has the memory.
+    pub(crate) fn copy(shard: Tensor<1>) -> Self {
+        Self::Copy(HostTensor::new(shard).as_slice().to_vec())
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        match self {
+            Self::InPlace(flex) => flex.layout().num_elements(),
+            Self::Copy(values) => values.len(),
         }
     }
 

@@ -54,6 +54,7 @@ compile_error!("zero-burn needs a backend: enable the feature `flex`");
 mod agreement;
 mod base;
 mod census;
+mod disk;
 mod elementwise;
 mod engine;
 mod error;
@@ -107,11 +108,13 @@ pub use zero_core::{
     AtMinScale, BatchError, BatchPlan, Bytes, ConfigError, DType, DeepSpeedAdam, DeepSpeedEntry,
     DeepSpeedError, DeepSpeedGiven, DeepSpeedImport, DeepSpeedOptimizer, DeepSpeedReport, DeepSpeedScheduler,
     DeepSpeedSource, DeepSpeedVerdict, DeepSpeedWarmup, DynamicLossScale, Layout, LossScaling, MemoryPlan,
-    MemorySetup, OptimizerCost, Partition, Precision, Rank, ReduceGradients, Stage, StateBytes, WorldSize,
-    ZeroConfig, nearest,
+    MemorySetup, Offload, OptimizerCost, Partition, Placement, Precision, Rank, ReduceGradients, Stage,
+    StateBytes, Tier, WorldSize, ZeroConfig, nearest,
 };
 
-pub use zero_offload::{Adagrad, Adam, HyperParameterError, Lion, OptimizerConfig, Sgd, WeightDecay};
+pub use zero_offload::{
+    Adagrad, Adam, HyperParameterError, Lion, OptimizerConfig, Sgd, StoreError, WeightDecay, WorkersError,
+};
 
 /// The examples of the README, compiled and run.
 #[cfg(doctest)]

@@ -81,6 +81,8 @@ impl<O: ShardOptimizer> ZeroOptimizer<O> {
         let engine = slot.get()?;
         optimizer.check(Host(&engine))?;
         let parameters = engine.layout.parameters().len();
+        let states = (0..parameters).map(|at| optimizer.begin(Host(&engine), ParameterIndex::new(at)));
+        let states = states.collect::<Result<_, _>>()?;
         let rest = Group { pattern: String::from("*"), optimizer, rate: GroupRate::Times(1.0) };
         Ok(Self {
             counted: engine.statistics(),
@@ -88,7 +90,7 @@ impl<O: ShardOptimizer> ZeroOptimizer<O> {
             engine,
             groups: vec![rest],
             group_of: vec![0; parameters],
-            states: (0..parameters).map(|_| None).collect(),
+            states,
             state_bytes: 0,
             step: 0,
             skipped: 0,
@@ -133,6 +135,12 @@ impl<O: ShardOptimizer> ZeroOptimizer<O> {
             if *group == rest {
                 let is_member = matcher.matches(parameter.name());
                 *group = if is_member { rest } else { rest + 1 };
+                if is_member {
+                    // What another optimizer keeps gives its room back first.
+                    let state = &mut self.states[parameter.index().index()];
+                    *state = None;
+                    *state = optimizer.begin(Host(&self.engine), parameter.index())?;
+                }
                 members += usize::from(is_member);
             }
         }
@@ -187,9 +195,8 @@ impl<O: ShardOptimizer> ZeroOptimizer<O> {
         lr: impl Into<ModuleLearningRate>,
         model: &mut M,
     ) -> Result<StepOutcome, ZeroError> {
-        self.follow()?;
-        let engine = self.engine.clone();
-        let ready = self.rates(&lr.into()).and_then(|rates| {
+        let engine = self.slot.get()?;
+        let ready = self.follow().and_then(|()| self.rates(&lr.into())).and_then(|rates| {
             engine.check()?;
             check_model(model, &engine)?;
             Ok(rates)
@@ -265,8 +272,10 @@ impl<O: ShardOptimizer> ZeroOptimizer<O> {
         for parameter in &engine.layout.parameters()[self.group_of.len()..] {
             let is_member = |group: &Group<O>| WildMatch::new(&group.pattern).matches(parameter.name());
             let rest = self.groups.len() - 1;
-            self.group_of.push(self.groups[..rest].iter().position(is_member).unwrap_or(rest));
-            self.states.push(None);
+            let group = self.groups[..rest].iter().position(is_member).unwrap_or(rest);
+            let state = self.groups[group].optimizer.begin(Host(&engine), parameter.index())?;
+            self.group_of.push(group);
+            self.states.push(state);
         }
         self.engine = engine;
         Ok(())

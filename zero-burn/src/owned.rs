@@ -53,16 +53,16 @@ impl OwnedGradients {
         Ok(by_rank.iter().sum())
     }
 
-    /// Moves out the gradient of this rank's part of `parameter`, piece by piece: `see` gets where a piece begins in the
-    /// part, and its sums.
+    /// Shows the gradient of this rank's part of `parameter`, piece by piece: `see` gets where a piece begins in the part,
+    /// and its sums.
     pub(crate) fn each_own<E>(
-        &mut self,
+        &self,
         engine: &Engine,
         parameter: ParameterIndex,
         mut see: impl FnMut(usize, Floats<'_>) -> Result<(), E>,
     ) -> Result<(), E> {
         if let Self::Whole(gradients) = self {
-            let gradient = gradients[parameter.index()].take();
+            let gradient = gradients[parameter.index()].clone();
             return gradient.map_or(Ok(()), |gradient| see(0, HostTensor::new(gradient).floats()));
         }
         let is_part = matches!(self, Self::Parts(_));

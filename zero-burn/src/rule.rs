@@ -2,7 +2,7 @@
 
 use burn::optim::Optimizer;
 use burn::tensor::Tensor;
-use zero_core::ParameterIndex;
+use zero_core::{ParameterIndex, Tier};
 
 use crate::ZeroError;
 use crate::elementwise;
@@ -25,12 +25,15 @@ pub trait Rule: Sized {
     /// Refuses what cannot update the shards of an engine.
     fn check(&self, host: Host<'_>) -> Result<(), ZeroError>;
 
+    /// The state of a parameter before its first update, if there is to be room for it from the beginning.
+    fn begin(&self, host: Host<'_>, parameter: ParameterIndex) -> Result<Option<Self::State>, ZeroError>;
+
     /// Whether shards can be updated at this rate.
     fn takes_rate(&self, lr: f64) -> bool {
         lr.is_finite()
     }
 
-    /// Updates this rank's shards. If it fails, no shard has changed.
+    /// Updates this rank's shards. If it fails, no shard has changed. Collective where state is on a disk.
     fn update(job: Job<'_, Self>) -> Result<Vec<(ParameterIndex, Updated)>, ZeroError>;
 
     /// Bytes of memory that a state takes.
@@ -74,7 +77,14 @@ impl<O: Optimizer> Rule for O {
     type State = Stored<O::State<1>>;
 
     fn check(&self, Host(engine): Host<'_>) -> Result<(), ZeroError> {
+        if engine.config.offload.optimizer.tier == Tier::Nvme {
+            return Err(ZeroError::NotOffloadable { optimizer: std::any::type_name::<O>() });
+        }
         elementwise::check(self, &engine.device, engine.config.precision.optimizer_state)
+    }
+
+    fn begin(&self, _: Host<'_>, _: ParameterIndex) -> Result<Option<Self::State>, ZeroError> {
+        Ok(None)
     }
 
     fn update(job: Job<'_, Self>) -> Result<Vec<(ParameterIndex, Updated)>, ZeroError> {

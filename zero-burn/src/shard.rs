@@ -9,7 +9,9 @@ use std::sync::Arc;
 use burn::module::{Module, ModuleMapper, Param, ParamId};
 use burn::tensor::{DType, Device, Tensor};
 use zero_comm::{CommError, Communicator, CommunicatorExt};
-use zero_core::{Layout, Parameter, ParameterIndex, ParameterSpec, Precision, Rank, ZeroConfig};
+use zero_core::{
+    Layout, Offload, Parameter, ParameterIndex, ParameterSpec, Placement, Precision, Rank, ZeroConfig,
+};
 
 use crate::ZeroError;
 use crate::agreement::agree;
@@ -168,7 +170,14 @@ fn settings(config: &ZeroConfig) -> Vec<String> {
         deadline_seconds: _,
         precision,
         loss_scale: _,
+        offload,
     } = config;
+    let Offload {
+        optimizer: Placement { tier, path: _, fraction: _ },
+        buffer_bytes: _,
+        block_bytes: _,
+        depth: _,
+    } = offload;
     let Precision { compute, reduce: _, accumulate, optimizer_state } = precision;
     vec![
         stage.to_string(),
@@ -184,6 +193,7 @@ fn settings(config: &ZeroConfig) -> Vec<String> {
         format!("precision.accumulate = {accumulate}"),
         format!("precision.optimizer_state = {optimizer_state}"),
         format!("loss_scale = {:?}", config.loss_scaling()),
+        format!("offload.optimizer.tier = {tier}"),
     ]
 }
 

@@ -53,6 +53,10 @@ pub struct Statistics {
     pub reduce_exposed: Duration,
     /// How long the optimizer updated this rank's shards.
     pub update_time: Duration,
+    /// Bytes of optimizer state that were read from a disk and written to it.
+    pub offloaded: Bytes,
+    /// How long that took, the updates in between included.
+    pub offload_time: Duration,
     /// Times that a layer asked for a parameter and found it gathered: fetched ahead, kept or in use.
     pub lookahead_hits: u64,
     /// Times that it did not.
@@ -73,6 +77,8 @@ impl Statistics {
             reduce_time: self.reduce_time - before.reduce_time,
             reduce_exposed: self.reduce_exposed - before.reduce_exposed,
             update_time: self.update_time - before.update_time,
+            offloaded: bytes(self.offloaded, before.offloaded),
+            offload_time: self.offload_time - before.offload_time,
             lookahead_hits: self.lookahead_hits - before.lookahead_hits,
             lookahead_misses: self.lookahead_misses - before.lookahead_misses,
             lookahead_wasted: self.lookahead_wasted - before.lookahead_wasted,
@@ -189,6 +195,8 @@ impl Recorder {
             reduce_time: time(&reduce.nanos),
             reduce_exposed: time(&reduce.exposed_nanos),
             update_time: time(&of(Activity::Update).nanos),
+            offloaded: Bytes::ZERO,
+            offload_time: Duration::ZERO,
             lookahead_hits: 0,
             lookahead_misses: 0,
             lookahead_wasted: 0,

@@ -12,8 +12,8 @@ use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::{
-    Bytes, DType, DynamicLossScale, LayoutOptions, LookAheadOptions, LossScaling, Precision, ReduceGradients,
-    Stage,
+    Bytes, DType, DynamicLossScale, LayoutOptions, LookAheadOptions, LossScaling, Offload, Precision,
+    ReduceGradients, Stage,
 };
 use document::Document;
 pub use error::ConfigError;
@@ -84,6 +84,8 @@ pub struct ZeroConfig {
     /// How the loss is scaled; `None` for what suits the precision, see
     /// [`loss_scaling`](Self::loss_scaling).
     pub loss_scale: Option<LossScaling>,
+    /// What is kept on the host or on a disk.
+    pub offload: Offload,
 }
 
 impl Default for ZeroConfig {
@@ -104,6 +106,7 @@ impl Default for ZeroConfig {
             deadline_seconds: 300.0,
             precision: Precision::default(),
             loss_scale: None,
+            offload: Offload::default(),
         }
     }
 }

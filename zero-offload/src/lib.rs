@@ -57,7 +57,7 @@ pub use optimizer::{
     UpdateError, WeightDecay,
 };
 #[cfg(unix)]
-pub use pipeline::{Pipeline, Tile};
+pub use pipeline::{Pipeline, StagedUpdate, Tile};
 pub use pool::{HostPool, PoolOptions};
 pub use simd::InstructionSet;
 pub use squares::{SquareSum, sum_of_squares};

@@ -70,6 +70,26 @@ pub struct Tile<'a> {
     pub columns: Vec<&'a mut [u8]>,
 }
 
+/// An update that is on the disk beside what it replaces; dropping it leaves the tables as they were.
+#[derive(Debug)]
+#[must_use = "tables change when it is committed"]
+pub struct StagedUpdate<'a> {
+    tables: &'a mut [Table],
+    /// By table and column.
+    staged: Vec<Vec<Staged>>,
+}
+
+impl StagedUpdate<'_> {
+    /// Changes the tables, which cannot fail.
+    pub fn commit(self) {
+        for (table, staged) in self.tables.iter_mut().zip(self.staged) {
+            for (column, staged) in table.columns_mut().iter_mut().zip(staged) {
+                column.slot.commit(staged);
+            }
+        }
+    }
+}
+
 impl Pipeline {
     /// A pipeline with up to `budget` of buffers, in whole pages.
     ///
@@ -110,8 +130,23 @@ impl Pipeline {
     pub fn update<E: From<StoreError>>(
         &mut self,
         tables: &mut [Table],
-        mut each: impl FnMut(&mut Tile<'_>) -> Result<(), E>,
+        each: impl FnMut(&mut Tile<'_>) -> Result<(), E>,
     ) -> Result<(), E> {
+        self.stage(tables, each)?.commit();
+        Ok(())
+    }
+
+    /// As [`update`](Self::update), but the tables only change when the result is committed: for updates that have to
+    /// succeed in several places or in none.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`update`](Self::update).
+    pub fn stage<'a, E: From<StoreError>>(
+        &mut self,
+        tables: &'a mut [Table],
+        mut each: impl FnMut(&mut Tile<'_>) -> Result<(), E>,
+    ) -> Result<StagedUpdate<'a>, E> {
         let mut cuts = Vec::with_capacity(tables.len());
         for table in &*tables {
             table.columns().iter().try_for_each(|column| column.slot.check_not_read())?;
@@ -152,13 +187,7 @@ impl Pipeline {
             }
         }
         drop(tiles);
-
-        for (table, staged) in tables.iter_mut().zip(staged) {
-            for (column, staged) in table.columns_mut().iter_mut().zip(staged) {
-                column.slot.commit(staged);
-            }
-        }
-        Ok(())
+        Ok(StagedUpdate { tables, staged })
     }
 
     /// How many rows of a table a tile has: blocks of all columns must end where it does.

@@ -53,6 +53,11 @@ impl Table {
         self.rows
     }
 
+    /// How many columns it has.
+    pub fn width(&self) -> usize {
+        self.columns.len()
+    }
+
     /// The array of a column, in the order of [`reserve`](Self::reserve).
     pub fn column(&self, column: usize) -> Option<&Slot> {
         self.columns.get(column).map(|column| &column.slot)

@@ -108,7 +108,7 @@ struct Part {
 impl Part {
     /// Whether `memory` can be transferred as it is: it is all of the block and aligned.
     fn is_direct(&self, slot: &Slot, memory: &[u8]) -> bool {
-        memory.len() == slot.stored_len(self.block) && memory.as_ptr().addr() % PAGE == 0
+        memory.len() == slot.stored_len(self.block) && memory.as_ptr().addr().is_multiple_of(PAGE)
     }
 }
 
@@ -159,10 +159,10 @@ impl<'a> Window<'a> {
         let batch = unsafe { self.slot.store.queue.start(requests) };
         self.flights.push_back(Flight { batch, kept });
         // Enough for the queue never to run dry.
-        if self.flights.len() > 2 * self.slot.store.depth {
-            if let Some(oldest) = self.flights.pop_front() {
-                oldest.finish()?;
-            }
+        if self.flights.len() > 2 * self.slot.store.depth
+            && let Some(oldest) = self.flights.pop_front()
+        {
+            oldest.finish()?;
         }
         Ok(())
     }

@@ -138,9 +138,9 @@ fn remove(path: &Path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         _ => Ok(()),
     });
-    if let Err(error) = removed.and_then(|()| fs::remove_dir(path)) {
-        if error.kind() != io::ErrorKind::NotFound {
-            tracing::warn!(path = %path.display(), %error, "cannot remove the directory of a store");
-        }
+    if let Err(error) = removed.and_then(|()| fs::remove_dir(path))
+        && error.kind() != io::ErrorKind::NotFound
+    {
+        tracing::warn!(path = %path.display(), %error, "cannot remove the directory of a store");
     }
 }

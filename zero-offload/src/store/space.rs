@@ -34,11 +34,11 @@ impl Space {
         if start == end {
             return;
         }
-        if let Some((&before, &length)) = self.free.range(..start).next_back() {
-            if before + length == start {
-                self.free.remove(&before);
-                start = before;
-            }
+        if let Some((&before, &length)) = self.free.range(..start).next_back()
+            && before + length == start
+        {
+            self.free.remove(&before);
+            start = before;
         }
         if let Some(length) = self.free.remove(&end) {
             end += length;

@@ -1,0 +1,87 @@
+//! Training state on a disk.
+
+use std::path::PathBuf;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use zero_core::{Bytes, Offload, Rank};
+use zero_offload::{NvmeStore, Pipeline, StoreError, StoreOptions, Table};
+
+use crate::ZeroError;
+use crate::engine::lock;
+
+/// A rank's store, and the buffers through which it is updated.
+#[derive(Debug)]
+pub(crate) struct Disk {
+    store: NvmeStore,
+    pipeline: Mutex<Pipeline>,
+    moved: AtomicU64,
+    nanos: AtomicU64,
+}
+
+impl Disk {
+    pub(crate) fn open(offload: &Offload, rank: Rank) -> Result<Self, ZeroError> {
+        let open = || {
+            let directory = offload.optimizer.path.clone().unwrap_or_else(|| PathBuf::from("."));
+            let store = NvmeStore::open(StoreOptions {
+                rank,
+                block: offload.block_bytes,
+                depth: offload.depth,
+                // States pass through the pipeline's buffers; only what is written at first needs others.
+                buffers: offload.block_bytes,
+                ..StoreOptions::new(directory)
+            })?;
+            let pipeline = Pipeline::new(&store, offload.buffer_bytes)?;
+            Ok(Self {
+                store,
+                pipeline: Mutex::new(pipeline),
+                moved: AtomicU64::new(0),
+                nanos: AtomicU64::new(0),
+            })
+        };
+        open().map_err(|error: StoreError| {
+            ZeroError::from(error).during("opening the disk for optimizer state")
+        })
+    }
+
+    /// Room for `rows` of `columns`, each of a name, a number of bytes per row and what it holds at first.
+    pub(crate) fn reserve(
+        &self,
+        name: &str,
+        rows: usize,
+        columns: &[(&str, usize, Vec<u8>)],
+    ) -> Result<Table, StoreError> {
+        let widths: Vec<_> = columns.iter().map(|(name, width, _)| (*name, *width)).collect();
+        let mut table = Table::reserve(&self.store, name, rows as u64, &widths)?;
+        for (at, (_, width, initial)) in columns.iter().enumerate() {
+            if initial.iter().all(|byte| *byte == 0) {
+                continue;
+            }
+            const ROWS: usize = 1 << 16;
+            let some = initial.repeat(ROWS.min(rows));
+            for start in (0..rows).step_by(ROWS) {
+                let bytes = &some[..(rows - start).min(ROWS) * width];
+                if let Some(slot) = table.column_mut(at) {
+                    slot.write((start * width) as u64, bytes)?;
+                }
+            }
+        }
+        Ok(table)
+    }
+
+    /// Runs an update of `bytes` of state, which are read and written, and counts it.
+    pub(crate) fn update<T>(&self, bytes: u64, run: impl FnOnce(&mut Pipeline) -> T) -> T {
+        let begin = Instant::now();
+        let outcome = run(&mut lock(&self.pipeline));
+        self.moved.fetch_add(2 * bytes, Ordering::Relaxed);
+        self.nanos.fetch_add(begin.elapsed().as_nanos() as u64, Ordering::Relaxed);
+        outcome
+    }
+
+    /// What was read and written so far, and how long that took, updates included.
+    pub(crate) fn moved(&self) -> (Bytes, Duration) {
+        let nanos = self.nanos.load(Ordering::Relaxed);
+        (Bytes::new(self.moved.load(Ordering::Relaxed)), Duration::from_nanos(nanos))
+    }
+}

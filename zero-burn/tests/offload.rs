@@ -1,0 +1,140 @@
+//! Optimizer state on a disk changes no bit, and what goes wrong there changes nothing at all.
+
+mod common;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use burn::optim::AdamWConfig;
+use common::{LR, Odd, config, no_skips, rows, sharded_by, weights, with_engines};
+use zero_burn::{
+    Adagrad, Adam, Bytes, DType, Fused, Offload, Placement, ReduceGradients, Stage, Tier, WeightDecay,
+    ZeroConfig, ZeroError,
+};
+
+const STEPS: usize = 4;
+
+fn on_disk(config: ZeroConfig, directory: &Path, fraction: f64) -> ZeroConfig {
+    let path = Some(directory.to_path_buf());
+    let optimizer = Placement { tier: Tier::Nvme, path, fraction };
+    // Little of both, so that shards are cut.
+    let (buffer_bytes, block_bytes) = (Bytes::new(64 << 10), Bytes::new(4096));
+    ZeroConfig { offload: Offload { optimizer, buffer_bytes, block_bytes, ..Offload::default() }, ..config }
+}
+
+#[test]
+fn state_on_a_disk_changes_no_bit() {
+    let directory = tempfile::tempdir().unwrap();
+    let adagrad =
+        Adagrad { lr_decay: 0.0, initial_accumulator: 0.1, epsilon: 1e-8, weight_decay: WeightDecay::None };
+    for optimizer in [Fused::new(Adam::ADAMW).unwrap(), Fused::new(adagrad).unwrap()] {
+        for (stage, size) in Stage::ALL.into_iter().flat_map(|stage| [1, 3].map(|size| (stage, size))) {
+            for (compute, state) in [(DType::F32, DType::F32), (DType::BF16, DType::BF16)] {
+                for reduce in [ReduceGradients::EveryBackward, ReduceGradients::AtStep] {
+                    let mut config = config(stage);
+                    (config.precision.compute, config.precision.optimizer_state) = (compute, state);
+                    config.reduce_gradients = Some(reduce);
+                    let run = |config: &ZeroConfig| sharded_by(&optimizer, config, size, STEPS, 8, &no_skips);
+                    let expected = run(&config);
+                    assert!(expected.losses.iter().all(|loss| loss.is_finite()));
+                    for fraction in [1.0, 0.5, 0.0] {
+                        let offloaded = run(&on_disk(config.clone(), directory.path(), fraction));
+                        assert_eq!(offloaded, expected, "{fraction} at {stage} on {size} ranks in {compute}");
+                    }
+                }
+            }
+        }
+    }
+    assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0, "nothing is left behind");
+}
+
+fn data_files(directory: &Path) -> Vec<PathBuf> {
+    let runs = fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());
+    let files = runs.flat_map(|run| fs::read_dir(run).unwrap().map(|entry| entry.unwrap().path()));
+    files.filter(|file| file.metadata().unwrap().len() > 0).collect()
+}
+
+#[test]
+fn a_step_that_the_disk_fails_changes_nothing_on_any_rank() {
+    for stage in [Stage::Zero, Stage::Two, Stage::Three] {
+        let directories = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+        let deadline_config = config(stage);
+        with_engines(&deadline_config, 2, |comm, plain| {
+            drop(plain);
+            let rank = comm.rank().index();
+            let config = on_disk(config(stage), directories[rank].path(), 1.0);
+            let zero = zero_burn::Zero::new(config, comm, burn::tensor::Device::default())?;
+            let mut model = zero.shard(Odd::new)?;
+            let mut optimizer = zero.optimizer(Fused::new(Adam::ADAMW)?)?;
+            let backward = |model: &Odd, step| zero.backward(model.loss(rows(step, 0..4, zero.device()), 0));
+            backward(&model, 0)?;
+            assert!(optimizer.step(LR, &mut model)?.applied);
+            let before = weights(&zero.unshard(&model)?);
+
+            let files = data_files(directories[1].path());
+            let contents: Vec<_> = files.iter().map(|file| fs::read(file).unwrap()).collect();
+            comm.barrier("before the damage").unwrap();
+            if rank == 1 {
+                assert!(!files.is_empty());
+                for (file, bytes) in files.iter().zip(&contents) {
+                    let altered: Vec<u8> = bytes.iter().map(|byte| byte ^ 1).collect();
+                    fs::write(file, altered).unwrap();
+                }
+            }
+            backward(&model, 1)?;
+            let error = optimizer.step(LR, &mut model).expect_err("the disk was altered");
+            match rank {
+                1 => {
+                    let text = error.to_string();
+                    assert!(matches!(error, ZeroError::Offload { .. }), "{text}");
+                    assert!(text.contains("weight") || text.contains("bias"), "{text}");
+                    assert!(text.contains(&directories[1].path().display().to_string()), "{text}");
+                }
+                _ => assert!(matches!(error, ZeroError::RefusedElsewhere { rank } if rank.index() == 1)),
+            }
+            assert_eq!(weights(&zero.unshard(&model)?), before, "{stage}");
+
+            // With what was there, training goes on as if nothing had been.
+            comm.barrier("before the repair").unwrap();
+            if rank == 1 {
+                for (file, bytes) in files.iter().zip(&contents) {
+                    fs::write(file, bytes).unwrap();
+                }
+            }
+            backward(&model, 1)?;
+            assert!(optimizer.step(LR, &mut model)?.applied);
+            let after = weights(&zero.unshard(&model)?);
+            let undisturbed = {
+                let zero =
+                    zero_burn::Zero::new(common::config(stage), comm, burn::tensor::Device::default())?;
+                let mut model = zero.shard(Odd::new)?;
+                let mut optimizer = zero.optimizer(Fused::new(Adam::ADAMW)?)?;
+                for step in 0..2 {
+                    zero.backward(model.loss(rows(step, 0..4, zero.device()), 0))?;
+                    optimizer.step(LR, &mut model)?;
+                }
+                weights(&zero.unshard(&model)?)
+            };
+            assert_eq!(after, undisturbed, "{stage}");
+            Ok(())
+        });
+    }
+}
+
+#[test]
+fn what_cannot_be_offloaded_is_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    with_engines(&on_disk(config(Stage::Two), directory.path(), 1.0), 1, |_, zero| {
+        zero.shard(Odd::new)?;
+        let refused = zero.optimizer(AdamWConfig::new().build()).map(drop);
+        assert!(matches!(refused, Err(ZeroError::NotOffloadable { .. })), "{refused:?}");
+        Ok(())
+    });
+    let missing = directory.path().join("missing");
+    with_engines(&on_disk(config(Stage::Two), &missing, 1.0), 1, |_, zero| {
+        zero.shard(Odd::new)?;
+        let error = zero.optimizer(Fused::new(Adam::ADAMW)?).map(drop).unwrap_err().to_string();
+        assert!(error.contains("missing") && error.contains("directory"), "{error}");
+        Ok(())
+    });
+}
