@@ -74,12 +74,23 @@ fn run(cli: Cli) -> anyhow::Result<ExitCode> {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
+    use clap::error::ErrorKind;
+    use clap::{CommandFactory, Parser};
 
     use super::Cli;
 
     #[test]
     fn the_command_line_is_consistent() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn a_suite_asked_for_by_name_is_not_left_out() {
+        let parse = |arguments: &[&str]| Cli::try_parse_from([&["xtask", "test"], arguments].concat());
+        for arguments in [&["--fast"][..], &["--only", "main-job"]] {
+            assert!(parse(arguments).is_ok(), "{arguments:?}");
+        }
+        let error = parse(&["--fast", "--only", "main-job"]).err().map(|error| error.kind());
+        assert_eq!(error, Some(ErrorKind::ArgumentConflict));
     }
 }

@@ -16,12 +16,20 @@ const MIRI: Requirement = Requirement {
 const DENY: Requirement =
     Requirement { what: "cargo-deny", probe: &["cargo", "deny", "--version"], installable: false };
 
-/// The build needs the headers, the tests start jobs.
+/// The build needs the headers, and libclang to read them; the tests start jobs.
 const MPI: Requirement = Requirement {
-    what: "MPI (mpirun and mpicc)",
-    probe: &["sh", "-c", "mpirun --version && mpicc --version"],
+    what: "MPI (mpirun, mpicc and libclang)",
+    probe: &["sh", "-c", MPI_PROBE],
     installable: true,
 };
+
+/// libclang is looked for where the crate that reads the headers looks first: where LIBCLANG_PATH says, where LLVM is,
+/// where libraries are.
+const MPI_PROBE: &str = "mpirun --version && mpicc --version && {
+    test -e \"$LIBCLANG_PATH\" ||
+    ls \"$(llvm-config --libdir)\" | grep -E '^libclang(-[0-9.]+)?\\.(so|dylib)' ||
+    PATH=\"$PATH:/sbin\" ldconfig -p | grep -E '\\blibclang(-[0-9.]+)?\\.so'
+}";
 
 /// PyTorch is larger than all the rest together.
 const TORCHRUN: Requirement =
@@ -163,8 +171,56 @@ pub(crate) const SUITES: &[Suite] = &[
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt;
+    use std::path::Path;
+    use std::process::Command;
 
-    use super::SUITES;
+    use xshell::Shell;
+
+    use super::{MPI_PROBE, SUITES};
+
+    /// Writes a script that prints `text`.
+    fn tool(folder: &Path, name: &str, text: &str) {
+        let path = folder.join(name);
+        fs::write(&path, format!("#!/bin/sh\necho '{text}'\n")).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    }
+
+    #[test]
+    fn mpi_is_there_only_with_libclang() {
+        let folder = Shell::new().unwrap().create_temp_dir().unwrap();
+        let folder = folder.path();
+        let probe = |libclang: &str| {
+            let path = format!("{}:/usr/bin:/bin", folder.display());
+            let mut command = Command::new("/bin/sh");
+            command.args(["-c", MPI_PROBE]).env_clear().env("PATH", path).env("LIBCLANG_PATH", libclang);
+            command.output().unwrap().status.success()
+        };
+        for name in ["mpirun", "mpicc"] {
+            tool(folder, name, "Open MPI");
+        }
+        let (empty, full) = (folder.join("empty"), folder.join("full"));
+        fs::create_dir(&empty).unwrap();
+        fs::create_dir(&full).unwrap();
+        fs::write(full.join("libclang-18.so.18"), "").unwrap();
+        let libraries = |llvm: &Path, cached: &str| {
+            tool(folder, "llvm-config", llvm.to_str().unwrap());
+            tool(folder, "ldconfig", cached);
+        };
+        libraries(&empty, "libclang-cpp.so.18 (libc6,x86-64) => /lib/libclang-cpp.so.18");
+        assert!(!probe(""));
+        assert!(probe(full.to_str().unwrap()));
+        libraries(&full, "");
+        assert!(probe(""));
+        for cached in [
+            "libclang-18.so.18 (libc6,x86-64) => /lib/libclang-18.so.18",
+            "\tlibclang.so.1 => /lib/libclang.so.1",
+        ] {
+            libraries(&empty, cached);
+            assert!(probe(""), "{cached}");
+        }
+    }
 
     #[test]
     fn every_suite_has_a_name_of_its_own() {

@@ -13,7 +13,7 @@ use crate::table::{Align, Table};
 #[derive(clap::Args)]
 pub(crate) struct Options {
     /// Leaves out what is slow: the main job in a release build.
-    #[arg(long)]
+    #[arg(long, conflicts_with = "only")]
     fast: bool,
 
     /// Runs this suite only; may be given more than once.

@@ -103,7 +103,6 @@ pub use zero_comm::{
     CommError, Communicator, CommunicatorExt, EnvironmentError, LocalWorld, ProcessWorld, ReduceOp, World,
     WorldError,
 };
-pub use zero_core::memory::{plan, plan_largest};
 pub use zero_core::{
     AtMinScale, BatchError, BatchPlan, Bytes, ConfigError, DType, DeepSpeedAdam, DeepSpeedEntry,
     DeepSpeedError, DeepSpeedGiven, DeepSpeedImport, DeepSpeedOptimizer, DeepSpeedReport, DeepSpeedScheduler,

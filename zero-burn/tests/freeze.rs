@@ -11,8 +11,8 @@ use burn::optim::GradientsParams;
 use burn::tensor::{Device, Tensor};
 use common::{INPUT, LR, Odd, Run, SEED, WIDTH, adamw, config, rows, weights, with_engines, world};
 use zero_burn::{
-    Bytes, DType, GroupRate, Layout, LocalWorld, OptimizerCost, Partition, Precision, Stage, Zero,
-    ZeroConfig, ZeroError, materialize, plan,
+    Bytes, DType, GroupRate, Layout, LocalWorld, MemorySetup, OptimizerCost, Partition, Precision, Stage,
+    Zero, ZeroConfig, ZeroError, materialize,
 };
 
 const CLOSE: f64 = 2e-5;
@@ -182,8 +182,11 @@ fn freezing_unfreezing_and_adding_equal_burn_alone_at_every_stage() {
             for (overlap, lookahead_bytes, persistence_threshold) in
                 [(false, Bytes::ZERO, 0), (true, Bytes::new(1 << 20), 10), (true, Bytes::new(120), 0)]
             {
-                // A setting for stage 3 alone.
-                let persistence_threshold = if stage == Stage::Three { persistence_threshold } else { 0 };
+                // Settings for stage 3 alone.
+                let (lookahead_bytes, persistence_threshold) = match stage {
+                    Stage::Three => (lookahead_bytes, persistence_threshold),
+                    _ => (Bytes::ZERO, 0),
+                };
                 let config = ZeroConfig { overlap, lookahead_bytes, persistence_threshold, ..config(stage) };
                 assert_eq!(sharded(&config, size), first, "{size} ranks, {config:?}");
             }
@@ -335,9 +338,8 @@ fn memory_follows_the_plan() {
                 zero.backward(output.square().mean())?;
                 Ok::<_, ZeroError>(optimizer.step(LR, model)?.memory.state)
             };
-            let planned = |layout: Arc<Layout>| {
-                plan(&layout, stage, DType::F32, OptimizerCost::ADAMW, comm.rank()).state
-            };
+            let setup = MemorySetup::new(&config(stage), OptimizerCost::ADAMW);
+            let planned = |layout: Arc<Layout>| setup.plan(&layout, comm.rank()).state;
 
             assert_eq!(step(&mut model)?, planned(zero.layout()?), "{stage}, {size} ranks");
             let mut model = zero.unfreeze(model, "1.*")?;

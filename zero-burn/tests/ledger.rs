@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use burn::tensor::{Device, Int, Tensor};
 use gpt::GptConfig;
 use zero_burn::{
-    Bytes, CommunicatorExt, DType, LocalWorld, OptimizerCost, ReduceOp, Stage, WorldSize, Zero, ZeroConfig,
-    ZeroError, plan_largest,
+    Bytes, CommunicatorExt, LocalWorld, MemorySetup, OptimizerCost, ReduceOp, Stage, WorldSize, Zero,
+    ZeroConfig, ZeroError,
 };
 
 struct Counting;
@@ -73,13 +73,14 @@ fn what_is_held_is_what_was_planned() {
                     let zero = Zero::new(config.clone(), &comm, Device::default())?;
                     let mut model = zero.shard(|device| CONFIG.init(device))?;
                     comm.barrier("sharded").unwrap();
+                    let setup = MemorySetup::new(&config, OptimizerCost::ADAMW);
                     if comm.rank().index() == 0 {
-                        check_peak_of_sharding(idle, &zero, stage, &at);
+                        check_peak_of_sharding(idle, &zero, &setup, &at);
                     }
                     comm.barrier("looked at the peak").unwrap();
                     let mut optimizer = zero.optimizer(burn::optim::AdamWConfig::new().build())?;
                     let layout = zero.layout()?;
-                    let plan = plan_largest(&layout, stage, DType::F32, OptimizerCost::ADAMW);
+                    let plan = setup.plan_largest(&layout);
 
                     for step in 0..3 {
                         zero.reset_gathered_peak()?;
@@ -109,7 +110,7 @@ fn what_is_held_is_what_was_planned() {
                         let kept = (memory.idle + memory.buckets).get() as i64;
                         let kept = comm.all_reduce_value(kept, ReduceOp::Sum, "kept").unwrap();
                         if step == 2 && comm.rank().index() == 0 {
-                            rest.lock().unwrap().push((at.clone(), unaccounted(idle, &zero, stage, kept)));
+                            rest.lock().unwrap().push((at.clone(), unaccounted(idle, &zero, &setup, kept)));
                         }
                         comm.barrier("counted").unwrap();
                         let outcome = optimizer.step(1e-3, &mut model)?;
@@ -148,10 +149,9 @@ fn what_is_held_is_what_was_planned() {
 }
 
 /// Sharding takes the parameters that stay, and one whole parameter at a time on the rank that draws it.
-fn check_peak_of_sharding(idle: usize, zero: &Zero, stage: Stage, at: &str) {
+fn check_peak_of_sharding(idle: usize, zero: &Zero, setup: &MemorySetup, at: &str) {
     let layout = &*zero.layout().unwrap();
-    let of =
-        |rank| zero_burn::plan(layout, stage, DType::F32, OptimizerCost::ADAMW, rank).state.parameters.get();
+    let of = |rank| setup.plan(layout, rank).state.parameters.get();
     let stays: u64 = layout.world_size().ranks().map(of).sum();
     let largest = layout.parameters().iter().map(|parameter| parameter.numel()).max().unwrap() as u64 * 4;
     let peak = (PEAK.load(Ordering::Relaxed) - idle) as u64;
@@ -161,17 +161,16 @@ fn check_peak_of_sharding(idle: usize, zero: &Zero, stage: Stage, at: &str) {
     assert!(peak <= allowed, "{at}: sharding took {peak} bytes, the parameters that stay are {stays}");
     let whole_model = layout.numel() as u64 * 4;
     assert!(
-        stage != Stage::Three || peak < 2 * whole_model,
+        setup.stage != Stage::Three || peak < 2 * whole_model,
         "{at}: {peak} bytes for {whole_model} of all shards"
     );
 }
 
 /// All ranks stand at the end of their third backward: their state, the buffers kept for reuse, and what each thread of
 /// Burn keeps for its matrix products are alive. Gives the last, in bytes: it must not depend on the stage.
-fn unaccounted(idle: usize, zero: &Zero, stage: Stage, kept: i64) -> i64 {
+fn unaccounted(idle: usize, zero: &Zero, setup: &MemorySetup, kept: i64) -> i64 {
     let layout = &*zero.layout().unwrap();
-    let of =
-        |rank| zero_burn::plan(layout, stage, DType::F32, OptimizerCost::ADAMW, rank).state.total().get();
+    let of = |rank| setup.plan(layout, rank).state.total().get();
     let state: u64 = layout.world_size().ranks().map(of).sum();
     (LIVE.load(Ordering::Relaxed) - idle) as i64 - state as i64 - kept
 }

@@ -17,7 +17,7 @@ use crate::{
 };
 use document::Document;
 pub use error::ConfigError;
-use key::{KEYS, SCALE};
+use key::{KEYS, Key, SCALE};
 use value::Value;
 
 /// Everything a user chooses about sharded training.
@@ -47,8 +47,8 @@ use value::Value;
 ///     zero: zero_core::ZeroConfig,
 /// }
 ///
-/// let error = toml::from_str::<Job>("steps = 10\n[zero]\nclip_norm = 0.0").err().unwrap();
-/// assert!(error.message().starts_with("clip_norm is 0"));
+/// let error = toml::from_str::<Job>("steps = 10\n[zero]\nclip_norm = -1.0").err().unwrap();
+/// assert!(error.message().starts_with("clip_norm is -1"));
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct ZeroConfig {
@@ -63,7 +63,8 @@ pub struct ZeroConfig {
     pub overlap: bool,
     /// Parameters of at most this many elements stay gathered at stage 3; 0 for none.
     pub persistence_threshold: usize,
-    /// The most bytes of parameters that are gathered at stage 3 before they are needed; 0 for none.
+    /// The most bytes of parameters that are gathered at stage 3 before they are needed, with `overlap`; 0 for
+    /// none.
     pub lookahead_bytes: Bytes,
     /// The most bytes that gathered parameters take at stage 3, those gathered early and those kept included;
     /// `None` for no limit. What layers need at one time can exceed it.
@@ -73,7 +74,8 @@ pub struct ZeroConfig {
     pub reuse_bytes: Bytes,
     /// Shards begin at multiples of this, in elements.
     pub alignment: NonZeroUsize,
-    /// The largest global L2 norm a gradient keeps; `None` leaves gradients as they are.
+    /// The largest global L2 norm a gradient keeps; `None`, which in a file is 0 too, leaves gradients as they
+    /// are.
     pub clip_norm: Option<f64>,
     /// Where initial values come from.
     pub seed: u64,
@@ -157,6 +159,20 @@ impl ZeroConfig {
         self.entries().map(|(name, value)| format!("{name} = {value}\n")).collect()
     }
 
+    /// Every key that is set and has an effect, with its value as TOML writes it.
+    ///
+    /// ```
+    /// use zero_core::ZeroConfig;
+    ///
+    /// let config = ZeroConfig::from_toml("precision.compute = \"bf16\"")?;
+    /// let compute = config.entries().find(|(key, _)| *key == "precision.compute");
+    /// assert_eq!(compute, Some(("precision.compute", "\"bf16\"".into())));
+    /// # Ok::<(), zero_core::ConfigError>(())
+    /// ```
+    pub fn entries(&self) -> impl Iterator<Item = (&'static str, String)> {
+        self.values().map(|(name, value)| (name, value.to_string()))
+    }
+
     /// Whether the values can work, alone and together. Everything that reads a configuration has asked
     /// already.
     ///
@@ -184,10 +200,9 @@ impl ZeroConfig {
         if self.bucket_bytes.get() < DType::F32.size() as u64 {
             return Err(ConfigError::BucketTooSmall { bytes: self.bucket_bytes.get() });
         }
-        // The default has to be legal at every stage, so that `stage = 1` alone is a configuration.
-        if self.persistence_threshold != Self::default().persistence_threshold {
-            self.refuse_idle_threshold()?;
-        }
+        // The defaults have to be legal at every stage, so that `stage = 1` alone is a configuration.
+        let default = Self::default();
+        self.refuse_idle(|key| (key.get)(self) != (key.get)(&default))?;
         self.precision.validate()?;
         self.loss_scaling().validate()?;
         match self.clip_norm {
@@ -209,10 +224,11 @@ impl ZeroConfig {
         }
     }
 
-    /// What a [`LookAhead`](crate::LookAhead) takes from the configuration.
+    /// What a [`LookAhead`](crate::LookAhead) takes from the configuration; without overlap nothing is fetched
+    /// ahead.
     pub fn lookahead_options(&self) -> LookAheadOptions {
         LookAheadOptions {
-            lookahead_bytes: self.lookahead_bytes,
+            lookahead_bytes: if self.overlap { self.lookahead_bytes } else { Bytes::ZERO },
             live_bytes: self.live_bytes,
             reuse_bytes: self.reuse_bytes,
         }
@@ -258,9 +274,7 @@ impl ZeroConfig {
             (key.set)(&mut config, value, key.name)?;
             seen.push(key.name);
         }
-        if seen.contains(&"persistence_threshold") {
-            config.refuse_idle_threshold()?;
-        }
+        config.refuse_idle(|key| seen.contains(&key.name))?;
         if matches!(config.loss_scale, Some(LossScaling::Static { .. })) && !seen.contains(&SCALE) {
             return Err(ConfigError::Missing {
                 key: SCALE,
@@ -272,21 +286,18 @@ impl ZeroConfig {
         Ok(config)
     }
 
-    fn refuse_idle_threshold(&self) -> Result<(), ConfigError> {
-        if self.persistence_threshold > 0 && !self.stage.shards_parameters() {
-            return Err(ConfigError::IdleThreshold {
-                threshold: self.persistence_threshold,
-                stage: self.stage,
-            });
+    /// Refuses a key that asks for something that only stage 3 does, at another one; of those that `counts`.
+    fn refuse_idle(&self, counts: impl Fn(&Key) -> bool) -> Result<(), ConfigError> {
+        match KEYS.iter().find(|key| key.is_idle(self) && counts(key)) {
+            Some(key) => Err(ConfigError::IdleKey { key: key.name, stage: self.stage }),
+            None => Ok(()),
         }
-        Ok(())
     }
 
-    /// What a file has to say: every key that is set and has an effect.
-    fn entries(&self) -> impl Iterator<Item = (&'static str, Value)> {
-        let idle = |name| name == "persistence_threshold" && self.refuse_idle_threshold().is_err();
+    /// What a file has to say.
+    fn values(&self) -> impl Iterator<Item = (&'static str, Value)> {
         KEYS.iter()
-            .filter(move |key| !idle(key.name))
+            .filter(|key| !key.is_idle(self))
             .filter_map(|key| (key.get)(self).map(|value| (key.name, value)))
     }
 }
@@ -294,7 +305,7 @@ impl ZeroConfig {
 impl Serialize for ZeroConfig {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut root: Vec<(String, Value)> = Vec::new();
-        for (name, value) in self.entries() {
+        for (name, value) in self.values() {
             let Some((table, key)) = name.split_once('.') else {
                 root.push((name.to_owned(), value));
                 continue;

@@ -25,7 +25,7 @@ use std::fmt::Write;
 use crate::ZeroConfig;
 use crate::config::value::Value;
 use file::File;
-use key::{Auto, Key, Rule, When};
+use key::{Auto, Key, OrElse, Rule, When};
 use optimizer::OptimizerKind;
 use scheduler::SchedulerKind;
 
@@ -69,7 +69,8 @@ impl ZeroConfig {
     /// let device = import.report.find("zero_optimization.offload_param.device").unwrap();
     /// assert!(matches!(device.verdict, DeepSpeedVerdict::WithoutEffect { .. }));
     ///
-    /// let error = ZeroConfig::from_deepspeed(r#"{"zero_optimisation": {}}"#, &given).unwrap_err();
+    /// let text = r#"{"train_batch_size": 8, "zero_optimisation": {}}"#;
+    /// let error = ZeroConfig::from_deepspeed(text, &given).unwrap_err();
     /// assert!(error.to_string().ends_with("unknown key; did you mean `zero_optimization`?"));
     /// # Ok::<(), zero_core::DeepSpeedError>(())
     /// ```
@@ -77,8 +78,8 @@ impl ZeroConfig {
     /// # Errors
     ///
     /// [`DeepSpeedError::Json`] and [`DeepSpeedError::NotAnObject`] for another text,
-    /// [`DeepSpeedError::Refused`] with every key that cannot be followed, unknown and repeated ones included,
-    /// and [`DeepSpeedError::Batch`] for batch sizes that do not fit the world.
+    /// and [`DeepSpeedError::Refused`] with every key that cannot be followed, unknown and repeated ones and batch
+    /// sizes that do not fit the world included.
     pub fn from_deepspeed(text: &str, given: &DeepSpeedGiven) -> Result<DeepSpeedImport, DeepSpeedError> {
         let entries = match serde_json::from_str(text) {
             Ok(Value::Table(entries)) => entries,
@@ -88,16 +89,17 @@ impl ZeroConfig {
                 return Err(DeepSpeedError::Json { key, source });
             }
         };
-        let (draft, report) = File::read(entries, given);
-        if report.refused().next().is_some() {
-            return Err(DeepSpeedError::Refused { report });
-        }
-        let (train, micro) = (draft.train_batch_size, draft.micro_batch_size);
+        let (draft, batch, report) = File::read(entries, given);
+        let is_refused = report.refused().next().is_some();
+        let batch = match batch {
+            Some(Ok(batch)) if !is_refused => batch,
+            batch => return Err(DeepSpeedError::Refused { report, batch: batch.and_then(Result::err) }),
+        };
         Ok(DeepSpeedImport {
             config: draft.config()?,
-            batch: BatchPlan::new(train, micro, draft.accumulation_steps, given.world_size)?,
+            batch,
             optimizer: draft.optimizer.build(),
-            scheduler: draft.scheduler.build(),
+            scheduler: draft.scheduler(),
             report,
         })
     }
@@ -110,8 +112,14 @@ impl DeepSpeedImport {
         for key in keys::all() {
             let default = if key.name.ends_with('*') { String::new() } else { format!("`{}`", key.default) };
             let auto = match (key.auto, key.rule) {
-                (Auto::Given { field, or_default: false, .. }, _) => format!("`{field}`"),
-                (Auto::Given { field, .. }, _) => format!("`{field}`, or the default"),
+                (Auto::Given { field, or, .. }, _) => {
+                    let or = match or {
+                        OrElse::Refusal => "",
+                        OrElse::Default => ", or the default",
+                        OrElse::Division => ", or by division",
+                    };
+                    format!("`{field}`{or}")
+                }
                 (Auto::Default, Rule::Taken { .. }) => "the default".into(),
                 (Auto::Default, _) => String::new(),
             };
@@ -138,7 +146,8 @@ fn described(key: &Key) -> String {
                 When::Optimizer(kinds) => of(kinds, OptimizerKind::NAMES),
                 When::Scheduler(kinds) => of(kinds, SchedulerKind::NAMES),
             };
-            format!("honoured{when}: {by}")
+            let separator = if key.note.is_empty() { "" } else { "; " };
+            format!("honoured{when}: {by}{separator}{}", key.note)
         }
         Rule::Ignored(why) => format!("without effect: {why}"),
         Rule::Nearly(how) => format!("honoured if `{}`, else approximated: {how}", key.default),

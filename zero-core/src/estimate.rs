@@ -1,4 +1,4 @@
-//! What DeepSpeed estimates, for comparison with [`plan`](crate::memory::plan).
+//! What DeepSpeed estimates, for comparison with [`MemorySetup::plan`](crate::MemorySetup::plan).
 //!
 //! Source: `estimate_zero2_model_states_mem_needs` and `estimate_zero3_model_states_mem_needs` at the end of
 //! `deepspeed/runtime/zero/stage_1_and_2.py` and `stage3.py`, version 0.19.6. Both assume mixed precision and

@@ -5,7 +5,6 @@ use std::num::NonZeroUsize;
 
 use thiserror::Error;
 
-use crate::fingerprint::Fingerprint;
 use crate::{Bucket, Bytes, Parameter, ParameterIndex, ParameterSpec, Partition, Rank, Unit, WorldSize};
 
 /// What a [`Layout`] can be told besides the parameters and the world size.
@@ -242,30 +241,6 @@ impl Layout {
     /// The number of elements with a gradient that `rank` owns.
     pub fn trainable_shard_numel(&self, rank: Rank) -> usize {
         self.trainable().map(|parameter| parameter.partition().len(rank)).sum()
-    }
-
-    /// A 64-bit digest (FNV-1a) of everything the layout is made from: names, shapes, dtypes, trainable flags
-    /// and aliases in order, the world size and the options.
-    ///
-    /// Ranks compare it before they exchange a first element. It is the same on every platform and in every
-    /// version of this crate, and it guards against mistakes, not against an adversary.
-    pub fn fingerprint(&self) -> u64 {
-        let mut digest = Fingerprint::new();
-        digest.number(self.world.get());
-        digest.number(self.options.alignment.get());
-        digest.word(self.options.bucket_bytes.get());
-        digest.number(self.options.persistence_threshold);
-        digest.number(self.parameters.len());
-        for parameter in &self.parameters {
-            digest.text(parameter.name());
-            digest.number(parameter.shape().len());
-            parameter.shape().iter().for_each(|&extent| digest.number(extent));
-            digest.text(parameter.dtype().name());
-            digest.word(parameter.trainable().into());
-            digest.number(parameter.aliases().len());
-            parameter.aliases().iter().for_each(|alias| digest.text(alias));
-        }
-        digest.finish()
     }
 
     fn trainable(&self) -> impl Iterator<Item = &Parameter> {

@@ -4,11 +4,10 @@
 //! No I/O, no threads, no tensors: every function is total and every result the same on every rank.
 //!
 //! ```
-//! use zero_core::memory::{self, OptimizerCost};
-//! use zero_core::{DType, Layout, ParameterSpec, Rank, WorldSize, ZeroConfig};
+//! use zero_core::{DType, Layout, MemorySetup, OptimizerCost, ParameterSpec, Rank, WorldSize, ZeroConfig};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let config = ZeroConfig::from_toml("stage = 3\npersistence_threshold = 100")?;
+//! let config = ZeroConfig::from_toml("stage = 3\npersistence_threshold = 100\nprecision.compute = \"bf16\"")?;
 //! let spec = |name: &str, shape: &[usize]| ParameterSpec {
 //!     name: name.into(),
 //!     shape: shape.into(),
@@ -24,7 +23,7 @@
 //! assert_eq!(weight.partition().range(Rank::new(1)), 480..960);
 //! assert!(layout.find("blocks.0.fc.bias").is_some_and(|bias| bias.persistent()));
 //!
-//! let plan = memory::plan_largest(&layout, config.stage, DType::BF16, OptimizerCost::ADAMW);
+//! let plan = MemorySetup::new(&config, OptimizerCost::ADAMW).plan_largest(&layout);
 //! assert_eq!(plan.gathered.to_string(), "3.8 KiB");
 //! # Ok(())
 //! # }
@@ -32,7 +31,7 @@
 //!
 //! # Modules
 //!
-//! Everything but the planner's functions is at the crate root.
+//! Everything is at the crate root.
 //!
 //! - `rank`, `dtype`, `bytes`: [`Rank`], [`WorldSize`], [`DType`] and [`Bytes`], so that integers do not mix.
 //! - `partition`: [`Partition`], the rule that makes shards.
@@ -62,7 +61,6 @@ mod config;
 mod deepspeed;
 mod dtype;
 mod estimate;
-mod fingerprint;
 mod layout;
 mod loss_scale;
 mod loss_scaling;
@@ -101,6 +99,6 @@ pub use precision::Precision;
 pub use rank::{Rank, WorldSize};
 pub use reduction::ReduceGradients;
 pub use reshard::{Move, ReshardError, reshard};
-pub use schedule::{LookAhead, LookAheadOptions, LookAheadStatistics, Step};
+pub use schedule::{Accessed, LookAhead, LookAheadOptions, LookAheadStatistics};
 pub use stage::{Stage, StageError};
 pub use unit::Unit;

@@ -24,8 +24,10 @@
 //! every stage.
 //!
 //! ```
-//! use zero_core::memory::{self, OptimizerCost};
-//! use zero_core::{Bytes, DType, Layout, LayoutOptions, ParameterSpec, Rank, Stage, WorldSize};
+//! use zero_core::{
+//!     Bytes, DType, Layout, MemorySetup, OptimizerCost, ParameterSpec, Precision, Rank, Stage, WorldSize,
+//!     ZeroConfig,
+//! };
 //!
 //! let weight = ParameterSpec {
 //!     name: "fc.weight".into(),
@@ -34,9 +36,12 @@
 //!     trainable: true,
 //!     aliases: vec![],
 //! };
-//! let layout = Layout::new(vec![weight], WorldSize::new(4).unwrap(), LayoutOptions::default())?;
+//! let precision = Precision { compute: DType::BF16, ..Precision::default() };
+//! let config = ZeroConfig { precision, persistence_threshold: 0, ..ZeroConfig::default() };
+//! let layout = Layout::new(vec![weight], WorldSize::new(4).unwrap(), config.layout_options())?;
 //! let held = |stage| {
-//!     memory::plan(&layout, stage, DType::BF16, OptimizerCost::ADAMW, Rank::ROOT).state.total()
+//!     let config = ZeroConfig { stage, ..config.clone() };
+//!     MemorySetup::new(&config, OptimizerCost::ADAMW).plan(&layout, Rank::ROOT).state.total()
 //! };
 //!
 //! assert_eq!(held(Stage::Zero), Bytes::new(4000 + 2000 + 4000 + 8000));
@@ -65,11 +70,6 @@ impl OptimizerCost {
     pub const MOMENTUM: Self = Self { bytes_per_element: 4 };
     /// Plain SGD keeps nothing.
     pub const SGD: Self = Self { bytes_per_element: 0 };
-
-    /// The f32 state of `numel` elements, saturating.
-    pub const fn of(self, numel: usize) -> Bytes {
-        Bytes::new((numel as u64).saturating_mul(self.bytes_per_element))
-    }
 
     /// The state of `numel` elements if it is kept in `dtype` instead of f32, saturating.
     pub const fn in_dtype(self, numel: usize, dtype: DType) -> Bytes {
@@ -193,33 +193,6 @@ impl MemorySetup {
         }
         let largest = layout.buckets().iter().map(Bucket::numel).max().unwrap_or(0);
         Bytes::of(largest, self.precision.reduce())
-    }
-}
-
-/// The memory `rank` needs at a stage with the defaults of everything else but the compute dtype, and without
-/// look-ahead; see [`MemorySetup::plan`].
-pub fn plan(
-    layout: &Layout,
-    stage: Stage,
-    compute: DType,
-    optimizer: OptimizerCost,
-    rank: Rank,
-) -> MemoryPlan {
-    default_setup(stage, compute, optimizer).plan(layout, rank)
-}
-
-/// The field-wise maximum of [`plan`] over all ranks.
-pub fn plan_largest(layout: &Layout, stage: Stage, compute: DType, optimizer: OptimizerCost) -> MemoryPlan {
-    default_setup(stage, compute, optimizer).plan_largest(layout)
-}
-
-fn default_setup(stage: Stage, compute: DType, optimizer: OptimizerCost) -> MemorySetup {
-    MemorySetup {
-        stage,
-        precision: Precision { compute, ..Precision::default() },
-        reduce_gradients: ReduceGradients::of_stage(stage),
-        optimizer,
-        lookahead: None,
     }
 }
 

@@ -9,8 +9,8 @@ use crate::{Rank, WorldSize};
 
 /// The rule that splits a number of elements into one contiguous range, a *shard*, per rank.
 ///
-/// Elements are dealt out in units of [`alignment`](Self::alignment) elements, of which the last may be
-/// short. Counted in units, shards differ by at most one, and the first ranks hold the larger ones: rank 0's
+/// Elements are dealt out in grains of [`alignment`](Self::alignment) elements, of which the last may be
+/// short. Counted in grains, shards differ by at most one, and the first ranks hold the larger ones: rank 0's
 /// shard is never smaller than another, and only the last ranks' shards may be empty.
 ///
 /// Every method is total: any number of elements, zero and `usize::MAX` too, any world size, any rank.
@@ -57,7 +57,7 @@ impl Partition {
         self.world
     }
 
-    /// The unit in which elements are dealt out, in elements.
+    /// The grain in which elements are dealt out, in elements.
     pub const fn alignment(&self) -> NonZeroUsize {
         self.alignment
     }
@@ -98,18 +98,18 @@ impl Partition {
         if index >= self.numel {
             return None;
         }
-        let unit = index / self.alignment.get();
-        let (base, extra) = self.units_per_rank();
+        let grain = index / self.alignment.get();
+        let (base, extra) = self.grains_per_rank();
         if extra == 0 {
-            return Some(Rank::new(unit / base));
+            return Some(Rank::new(grain / base));
         }
-        // Cannot overflow: a remainder means at least two ranks, and the product is at most the units there
+        // Cannot overflow: a remainder means at least two ranks, and the product is at most the grains there
         // are.
         let in_larger_shards = extra * (base + 1);
-        Some(Rank::new(if unit < in_larger_shards {
-            unit / (base + 1)
+        Some(Rank::new(if grain < in_larger_shards {
+            grain / (base + 1)
         } else {
-            extra + (unit - in_larger_shards) / base
+            extra + (grain - in_larger_shards) / base
         }))
     }
 
@@ -135,15 +135,15 @@ impl Partition {
 
     /// The first element of the shard at `index`, which is at most the world size.
     fn start(&self, index: usize) -> usize {
-        let (base, extra) = self.units_per_rank();
-        let units = index * base + index.min(extra);
-        // The last unit may reach past the elements, and past `usize::MAX`.
-        units.saturating_mul(self.alignment.get()).min(self.numel)
+        let (base, extra) = self.grains_per_rank();
+        let grains = index * base + index.min(extra);
+        // The last grain may reach past the elements, and past `usize::MAX`.
+        grains.saturating_mul(self.alignment.get()).min(self.numel)
     }
 
-    /// Units every rank gets, and how many of the first ranks get one more.
-    fn units_per_rank(&self) -> (usize, usize) {
-        let units = self.numel.div_ceil(self.alignment.get());
-        (units / self.world.get(), units % self.world.get())
+    /// Grains every rank gets, and how many of the first ranks get one more.
+    fn grains_per_rank(&self) -> (usize, usize) {
+        let grains = self.numel.div_ceil(self.alignment.get());
+        (grains / self.world.get(), grains % self.world.get())
     }
 }

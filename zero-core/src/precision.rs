@@ -32,8 +32,8 @@ impl Default for Precision {
 }
 
 impl Precision {
-    /// The dtypes of `compute`, `reduce` and `accumulate`.
-    pub(crate) const FLOATS: &'static [DType] = &[DType::F32, DType::BF16, DType::F16];
+    /// The dtypes that `compute` can be; `reduce` and `accumulate`, too.
+    pub const COMPUTE: &'static [DType] = &[DType::F32, DType::BF16, DType::F16];
     /// The dtypes of `optimizer_state`. f16 is none: second moments are squares, most of them below its range.
     pub(crate) const STATES: &'static [DType] = &[DType::F32, DType::BF16];
 
@@ -44,9 +44,9 @@ impl Precision {
 
     pub(crate) fn validate(&self) -> Result<(), ConfigError> {
         for (key, dtype, allowed) in [
-            ("precision.compute", self.compute, Self::FLOATS),
-            ("precision.reduce", self.reduce(), Self::FLOATS),
-            ("precision.accumulate", self.accumulate, Self::FLOATS),
+            ("precision.compute", self.compute, Self::COMPUTE),
+            ("precision.reduce", self.reduce(), Self::COMPUTE),
+            ("precision.accumulate", self.accumulate, Self::COMPUTE),
             ("precision.optimizer_state", self.optimizer_state, Self::STATES),
         ] {
             if !allowed.contains(&dtype) {

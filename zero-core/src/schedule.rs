@@ -22,7 +22,7 @@ pub struct LookAheadOptions {
 
 /// What to do about an access.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Step {
+pub struct Accessed {
     /// Whether the parameter is resident: in use, kept or fetched ahead, even if that is still under way. If
     /// not, it has to be fetched now.
     pub hit: bool,
@@ -77,9 +77,9 @@ pub struct LookAheadStatistics {
 /// // 60 bytes are fetched ahead; 120 would be more than 100.
 /// assert_eq!(schedule.access(a).fetch, [b]);
 /// assert!(!schedule.release(a));
-/// let step = schedule.access(b);
-/// assert!(step.hit);
-/// assert_eq!(step.fetch, [c]);
+/// let accessed = schedule.access(b);
+/// assert!(accessed.hit);
+/// assert_eq!(accessed.fetch, [c]);
 /// ```
 #[derive(Clone, Debug)]
 pub struct LookAhead {
@@ -106,7 +106,7 @@ pub struct LookAhead {
 struct Slot {
     bytes: u64,
     state: State,
-    /// The last time at which it was dropped for others, so that one step does not drop and fetch it.
+    /// The last time at which it was dropped for others, so that one access does not drop and fetch it.
     evicted: u64,
 }
 
@@ -130,7 +130,7 @@ enum State {
 }
 
 impl LookAhead {
-    /// The most expected accesses looked at in one step, so that a step takes a bounded time.
+    /// The most expected accesses looked at in one access, so that it takes a bounded time.
     const STRIDE: usize = 256;
     /// The most accesses of a round that are recorded, so that a round without end, as evaluation is, takes a
     /// bounded memory.
@@ -158,18 +158,18 @@ impl LookAhead {
     /// A parameter is needed. It is in use from now on until its [release](Self::release), however often it is
     /// accessed in between.
     ///
-    /// A parameter that does not exist gets an empty step.
-    pub fn access(&mut self, parameter: ParameterIndex) -> Step {
+    /// A parameter that does not exist gets an empty answer.
+    pub fn access(&mut self, parameter: ParameterIndex) -> Accessed {
         let parameter = parameter.index();
         let Some(slot) = self.slots.get(parameter) else {
-            return Step::default();
+            return Accessed::default();
         };
-        let mut step = Step { hit: slot.state != State::Absent, ..Step::default() };
+        let mut accessed = Accessed { hit: slot.state != State::Absent, ..Accessed::default() };
         self.time += 1;
         if self.recording.len() < Self::RECORDED {
             self.recording.push(parameter);
         }
-        if step.hit {
+        if accessed.hit {
             self.statistics.hits += 1;
             self.leave(parameter);
         } else {
@@ -177,17 +177,17 @@ impl LookAhead {
         }
 
         let moved = self.prediction.advance(parameter);
-        self.follow(moved, &mut step.evict);
+        self.follow(moved, &mut accessed.evict);
         let bytes = self.slots[parameter].bytes;
         while !self.fits(bytes) {
             let Some(farthest) = self.farthest() else { break };
-            self.evict(farthest, &mut step.evict);
+            self.evict(farthest, &mut accessed.evict);
         }
         let next = self.prediction.next_use(parameter);
         let next = next.filter(|&next| next < self.horizon && self.fits_ahead(bytes));
         self.enter(parameter, State::InUse { next });
-        self.look_ahead(&mut step);
-        step
+        self.look_ahead(&mut accessed);
+        accessed
     }
 
     /// The last user of a parameter is done with it. Whether to keep it: if not, it is to be dropped.
@@ -280,7 +280,7 @@ impl LookAhead {
     }
 
     /// Fetches what is expected next, as far as there is room.
-    fn look_ahead(&mut self, step: &mut Step) {
+    fn look_ahead(&mut self, accessed: &mut Accessed) {
         if self.options.lookahead_bytes == Bytes::ZERO {
             return;
         }
@@ -293,7 +293,7 @@ impl LookAhead {
                 _ if self.too_large(bytes) => {}
                 State::Absent if evicted != self.time && self.fits(bytes) && self.fits_ahead(bytes) => {
                     self.enter(parameter, State::Ahead { next, fresh: true });
-                    step.fetch.push(ParameterIndex::new(parameter));
+                    accessed.fetch.push(ParameterIndex::new(parameter));
                 }
                 State::InUse { next: None } if self.fits_ahead(bytes) => {
                     self.leave(parameter);

@@ -322,9 +322,19 @@ fn a_text_of_another_format_is_refused_with_the_place() {
 
 #[test]
 fn a_clip_norm_that_cannot_clip_is_refused() {
-    for norm in ["0.0", "-1.0", "inf", "nan", "0"] {
+    for norm in ["-1.0", "inf", "nan"] {
         let error = ZeroConfig::from_toml(&format!("clip_norm = {norm}")).unwrap_err();
         assert!(matches!(error, ConfigError::ClipNorm { .. }), "{norm}: {error}");
+    }
+    let made = ZeroConfig { clip_norm: Some(0.0), ..ZeroConfig::default() };
+    assert!(matches!(made.validate(), Err(ConfigError::ClipNorm { norm: 0.0 })));
+}
+
+#[test]
+fn a_clip_norm_of_zero_is_none() {
+    for norm in ["0", "0.0", "-0.0"] {
+        let config = ZeroConfig::from_toml(&format!("clip_norm = {norm}")).unwrap();
+        assert_eq!(config.clip_norm, None);
     }
 }
 
@@ -346,14 +356,32 @@ fn a_bucket_without_room_for_one_gradient_is_refused() {
 }
 
 #[test]
-fn a_threshold_without_effect_is_refused() {
-    let message = refusal("stage = 2\npersistence_threshold = 10000");
-    assert!(message.contains("10000, but stage 2 keeps every parameter gathered"), "{message}");
-    // The order of keys does not matter.
-    assert_eq!(refusal("persistence_threshold = 10000\nstage = 2"), message);
-    ZeroConfig::from_toml("stage = 2\npersistence_threshold = 0").unwrap();
-    let made = ZeroConfig { stage: Stage::Zero, persistence_threshold: 5, ..ZeroConfig::default() };
-    assert!(matches!(made.validate(), Err(ConfigError::IdleThreshold { threshold: 5, stage: Stage::Zero })));
+fn a_key_without_effect_at_its_stage_is_refused() {
+    let default = ZeroConfig { stage: Stage::Two, ..ZeroConfig::default() };
+    let five = Bytes::new(5);
+    for (key, made) in [
+        ("persistence_threshold", ZeroConfig { persistence_threshold: 5, ..default.clone() }),
+        ("lookahead_bytes", ZeroConfig { lookahead_bytes: five, ..default.clone() }),
+        ("live_bytes", ZeroConfig { live_bytes: Some(five), ..default.clone() }),
+        ("reuse_bytes", ZeroConfig { reuse_bytes: five, ..default.clone() }),
+    ] {
+        let message = refusal(&format!("stage = 2\n{key} = 5"));
+        assert_eq!(
+            message,
+            format!(
+                "`{key}` is set, but stage 2 keeps every parameter gathered, so that it has no effect; remove it or \
+                 choose stage 3"
+            )
+        );
+        // The order of keys does not matter.
+        assert_eq!(refusal(&format!("{key} = 5\nstage = 2")), message);
+        assert_eq!(made.validate().unwrap_err().to_string(), message);
+        assert!(!made.to_toml().contains(key));
+        ZeroConfig::from_toml(&format!("{key} = 5")).unwrap();
+        ZeroConfig::from_toml(&format!("stage = 2\n{key} = 0")).unwrap();
+    }
+    // Written, the default asks for something as well.
+    assert!(refusal("stage = 1\nlookahead_bytes = 67108864").contains("but stage 1 keeps"));
 }
 
 #[test]
@@ -405,6 +433,9 @@ fn options_of_layout_and_look_ahead_and_the_deadline_come_from_the_configuration
         live_bytes: Some(Bytes::new(2)),
         reuse_bytes: Bytes::new(3),
     };
+    assert_eq!(config.lookahead_options(), options);
+    let config = ZeroConfig { overlap: false, ..config };
+    let options = LookAheadOptions { lookahead_bytes: Bytes::ZERO, ..options };
     assert_eq!(config.lookahead_options(), options);
     assert_eq!(config.deadline(), Duration::from_millis(250));
 }
@@ -486,12 +517,17 @@ proptest! {
             reuse_bytes: Bytes::new(reuse),
             precision,
             loss_scale,
-            persistence_threshold:
-                if stage.shards_parameters() { threshold } else { default.persistence_threshold },
+            persistence_threshold: threshold,
             alignment: alignment.try_into().unwrap(),
             clip_norm,
             seed,
             deadline_seconds,
+        };
+        let config = if stage.shards_parameters() {
+            config
+        } else {
+            let ZeroConfig { persistence_threshold, lookahead_bytes, live_bytes, reuse_bytes, .. } = default;
+            ZeroConfig { persistence_threshold, lookahead_bytes, live_bytes, reuse_bytes, ..config }
         };
         config.validate().unwrap();
         prop_assert_eq!(&ZeroConfig::from_toml(&config.to_toml()).unwrap(), &config);

@@ -28,7 +28,7 @@ fn import(mut file: Value) -> Result<DeepSpeedImport, DeepSpeedError> {
 /// The paths that are refused, with why.
 fn refused(file: Value) -> Vec<(String, String)> {
     match import(file).unwrap_err() {
-        DeepSpeedError::Refused { report } => {
+        DeepSpeedError::Refused { report, .. } => {
             report.refused().map(|(entry, why)| (entry.key.clone(), why.to_owned())).collect()
         }
         other => panic!("not refused: {other}"),
@@ -142,6 +142,144 @@ fn parameters_of_optimizers_and_schedulers_are_known_with_their_defaults() {
         let key = line.split('`').nth(1).unwrap_or_default();
         let of_update = key.starts_with("optimizer.") || key.starts_with("scheduler.");
         assert!(!of_update || seen.contains(key), "no file with defaults has {key}");
+    }
+}
+
+/// The keys of the documentation that are for `kind`, by the table they are in.
+fn keys_of(table: &str, kind: &str) -> BTreeSet<String> {
+    let rows = DeepSpeedImport::keys_table();
+    let found = rows.lines().filter_map(|line| {
+        let (key, kinds) = (line.split('`').nth(1)?, line.split_once("honoured for ")?.1.split_once(':')?.0);
+        (key.starts_with(table) && kinds.split(", ").any(|name| name == kind)).then(|| key.to_owned())
+    });
+    found.chain([format!("{table}type")]).collect()
+}
+
+/// The keys of a table that the report has.
+fn reported(import: &DeepSpeedImport, table: &str) -> BTreeSet<String> {
+    let keys = import.report.entries().iter().map(|entry| entry.key.clone());
+    keys.filter(|key| key.starts_with(table) && !key.ends_with(".params")).collect()
+}
+
+/// The value and the source of a key in the report.
+fn entry<'a>(import: &'a DeepSpeedImport, key: &str) -> (&'a str, DeepSpeedSource) {
+    let entry = import.report.find(key).unwrap();
+    (&entry.value, entry.source)
+}
+
+#[test]
+fn a_report_has_every_parameter_of_an_optimizer_as_it_is_built() {
+    let build =
+        |kind: &str, params: Value| import(json!({"optimizer": {"type": kind, "params": params}})).unwrap();
+    for kind in ["Adam", "AdamW", "Lion", "Adagrad", "SGD"] {
+        let import = build(kind, json!({}));
+        let expected = keys_of("optimizer.", kind);
+        assert!(expected.len() > 3, "{expected:?}");
+        assert_eq!(reported(&import, "optimizer."), expected, "{kind}");
+        let lr = import.optimizer.unwrap().lr().to_string();
+        assert_eq!(entry(&import, "optimizer.params.lr"), (lr.as_str(), DeepSpeedSource::Default));
+    }
+    let adagrad = build("Adagrad", json!({}));
+    for (key, value) in [("lr", "0.01"), ("eps", "1e-10"), ("weight_decay", "0.0")] {
+        assert_eq!(entry(&adagrad, &format!("optimizer.params.{key}")).0, value);
+    }
+    for (kind, params, decay) in [
+        ("Adam", json!({"torch_adam": true}), "0.01"),
+        ("Adam", json!({"torch_adam": true, "adam_w_mode": false}), "0.0"),
+        ("AdamW", json!({"torch_adam": true, "adam_w_mode": false}), "0.01"),
+        ("AdamW", json!({"torch_adam": true, "weight_decay": 0}), "0"),
+        ("AdamW", json!({"torch_adam": false}), "0.0"),
+    ] {
+        assert_eq!(entry(&build(kind, params), "optimizer.params.weight_decay").0, decay);
+    }
+}
+
+#[test]
+fn a_report_has_every_parameter_of_a_scheduler_as_it_is_built() {
+    let world = given();
+    let read = |kind: &str, params: Value, lr: Option<f64>| {
+        let file = json!({"train_batch_size": 8, "scheduler": {"type": kind, "params": params}});
+        ZeroConfig::from_deepspeed(&file.to_string(), &DeepSpeedGiven { lr, ..world })
+    };
+    let total = || json!({"total_num_steps": 9});
+    for (kind, params) in [
+        ("WarmupLR", json!({})),
+        ("WarmupDecayLR", total()),
+        ("WarmupCosineLR", total()),
+        ("OneCycle", json!({"cycle_min_lr": 0.1, "cycle_max_lr": 0.2, "cycle_first_step_size": 7})),
+        ("LRRangeTest", json!({})),
+    ] {
+        let import = read(kind, params, Some(0.5)).unwrap();
+        assert_eq!(reported(&import, "scheduler."), keys_of("scheduler.", kind), "{kind}");
+    }
+    let max_lr = "scheduler.params.warmup_max_lr";
+    let given_lr = ("0.5", DeepSpeedSource::Given("lr"));
+    assert_eq!(entry(&read("WarmupLR", json!({}), Some(0.5)).unwrap(), max_lr), given_lr);
+    assert_eq!(entry(&read("WarmupCosineLR", total(), Some(0.5)).unwrap(), "optimizer.params.lr"), given_lr);
+    let decay = read("WarmupDecayLR", total(), Some(0.5)).unwrap();
+    assert_eq!(entry(&decay, max_lr), ("0.001", DeepSpeedSource::Default));
+    let cycle = json!({"cycle_min_lr": 0.1, "cycle_max_lr": 0.2, "cycle_first_step_size": 7});
+    let cycle = read("OneCycle", cycle, None).unwrap();
+    assert_eq!(entry(&cycle, "scheduler.params.cycle_second_step_size").0, "7");
+    // An optimizer of the file goes before what is given.
+    let file = json!({"optimizer": {"type": "Adagrad"}, "scheduler": {"type": "WarmupLR"}});
+    assert_eq!(entry(&import(file).unwrap(), max_lr), ("0.01", DeepSpeedSource::Default));
+    // What is given is checked.
+    read("WarmupLR", json!({"warmup_max_lr": null}), Some(f64::NAN)).unwrap_err();
+    for (kind, key) in [("WarmupLR", max_lr), ("WarmupCosineLR", "optimizer.params.lr")] {
+        let params = if kind == "WarmupLR" { json!({}) } else { total() };
+        let message = read(kind, params, Some(f64::NAN)).unwrap_err().to_string();
+        assert!(message.ends_with(&format!("\n  `{key}` = nan: must be at least 0")), "{message}");
+    }
+}
+
+#[test]
+fn the_verdict_is_on_the_value_that_is_taken() {
+    let cycle = |momentum: bool| {
+        let params = json!({"cycle_min_lr": 0.1, "cycle_max_lr": 0.2, "cycle_momentum": momentum});
+        let import = import(json!({"scheduler": {"type": "OneCycle", "params": params}})).unwrap();
+        import.report.find("scheduler.params.cycle_momentum").unwrap().verdict.clone()
+    };
+    assert_eq!(cycle(false), DeepSpeedVerdict::Honoured { by: "`DeepSpeedScheduler`".into() });
+    assert!(matches!(cycle(true), DeepSpeedVerdict::Approximated { .. }));
+    let adam = import(json!({"optimizer": {"type": "AdamW", "params": {"torch_adam": false}}})).unwrap();
+    assert_eq!(
+        adam.report.find("optimizer.params.torch_adam").unwrap().verdict,
+        DeepSpeedVerdict::Honoured { by: "`DeepSpeedOptimizer`".into() }
+    );
+}
+
+#[test]
+fn optimizer_states_in_bf16_are_refused_where_deepspeed_refuses_them() {
+    let file = |stage: u8, masters: bool| {
+        json!({
+            "zero_optimization": {"stage": stage},
+            "bf16": {"enabled": true, "bf16_master_weights_and_grads": masters, "bf16_optimizer_states": true}
+        })
+    };
+    for (stage, masters) in [(0, true), (0, false), (2, false)] {
+        let refused = refused(file(stage, masters));
+        assert_eq!((refused.len(), refused[0].0.as_str()), (1, "bf16.bf16_optimizer_states"));
+    }
+    for stage in [1, 2, 3] {
+        let import = import(file(stage, true)).unwrap();
+        assert_eq!(import.config.precision.optimizer_state, DType::BF16);
+        let masters = import.report.find("bf16.bf16_master_weights_and_grads").unwrap();
+        assert!(matches!(masters.verdict, DeepSpeedVerdict::Approximated { .. }));
+    }
+}
+
+#[test]
+fn a_type_of_warm_up_is_read_to_the_letter() {
+    let file = |word: &str| json!({"scheduler": {"type": "WarmupDecayLR", "params": {"warmup_type": word, "total_num_steps": 9}}});
+    for (word, linear) in [("log", false), ("linear", true)] {
+        let scheduler = import(file(word)).unwrap().scheduler.unwrap();
+        assert!(
+            matches!(scheduler, DeepSpeedScheduler::WarmupDecayLr { warmup, .. } if warmup.linear == linear)
+        );
+    }
+    for word in ["Linear", "cosine"] {
+        assert!(refusal(file(word)).contains("DeepSpeed takes all else for \"log\""));
     }
 }
 
@@ -281,11 +419,12 @@ fn auto_is_what_is_given() {
         }}
     }"#;
     let refused = match ZeroConfig::from_deepspeed(text, &given()).unwrap_err() {
-        DeepSpeedError::Refused { report } => report,
+        DeepSpeedError::Refused { report, .. } => report,
         other => panic!("{other}"),
     };
     let whys: Vec<_> = refused.refused().map(|(entry, why)| format!("{}: {why}", entry.key)).collect();
-    assert_eq!(whys.len(), 13, "{whys:?}");
+    assert_eq!(whys.len(), 11, "{whys:?}");
+    assert!(whys[0].starts_with("train_batch_size: neither train_batch_size nor"), "{whys:?}");
     for expected in [
         "gradient_clipping: set `clip_norm` of DeepSpeedGiven, or write the value",
         "bf16.enabled: set `compute` of DeepSpeedGiven, or write the value",

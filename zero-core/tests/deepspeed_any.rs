@@ -84,7 +84,7 @@ proptest! {
                 prop_assert_eq!(plan, Ok(import.batch));
                 prop_assert!(import.report.refused().next().is_none());
             }
-            Err(DeepSpeedError::Refused { report }) => prop_assert!(report.refused().next().is_some()),
+            Err(DeepSpeedError::Refused { report, .. }) => prop_assert!(report.refused().next().is_some()),
             Err(DeepSpeedError::Config(error)) => prop_assert!(false, "not in DeepSpeed's words: {error}"),
             Err(_) => {}
         }

@@ -2,7 +2,9 @@
 
 use proptest::prelude::*;
 use serde_json::json;
-use zero_core::{BatchError, BatchPlan, DeepSpeedGiven, WorldSize, ZeroConfig};
+use zero_core::{
+    BatchError, BatchPlan, DeepSpeedError, DeepSpeedGiven, DeepSpeedSource, WorldSize, ZeroConfig,
+};
 
 #[test]
 fn batch_sizes_follow_from_each_other() {
@@ -37,9 +39,50 @@ fn batch_sizes_follow_from_each_other() {
             ZeroConfig::from_deepspeed(&file.to_string(), &DeepSpeedGiven::new(world))
                 .unwrap_err()
                 .to_string(),
-            format!("{key} is 0; it must be at least 1")
+            format!("the DeepSpeed configuration cannot be followed:\n  `{key}` = 0: must be at least 1")
         );
     }
+}
+
+#[test]
+fn a_batch_that_does_not_fit_is_told_with_all_else() {
+    let file = json!({"train_batch_size": 7, "stage": 3});
+    let given = DeepSpeedGiven::new(WorldSize::new(4).unwrap());
+    let error = ZeroConfig::from_deepspeed(&file.to_string(), &given).unwrap_err();
+    let message = error.to_string();
+    assert_eq!(message.lines().count(), 3, "{message}");
+    assert!(message.contains("`train_batch_size` = 7: train_batch_size is 7, but 1 samples"), "{message}");
+    assert!(matches!(error, DeepSpeedError::Refused { batch: Some(BatchError::Mismatch { .. }), .. }));
+
+    // A key that is refused itself is not told twice.
+    let file = json!({"train_batch_size": [7]});
+    let error = ZeroConfig::from_deepspeed(&file.to_string(), &given).unwrap_err();
+    assert_eq!(error.to_string().lines().count(), 2, "{error}");
+    assert!(matches!(error, DeepSpeedError::Refused { batch: None, .. }));
+}
+
+#[test]
+fn a_key_left_open_and_not_given_follows_as_a_missing_one_does() {
+    let world = WorldSize::new(4).unwrap();
+    let read = |given: DeepSpeedGiven| {
+        let file = json!({
+            "train_batch_size": "auto",
+            "train_micro_batch_size_per_gpu": 2,
+            "gradient_accumulation_steps": "auto"
+        });
+        ZeroConfig::from_deepspeed(&file.to_string(), &given)
+    };
+    let import = read(DeepSpeedGiven { accumulation_steps: Some(3), ..DeepSpeedGiven::new(world) }).unwrap();
+    let expected = BatchPlan { train_batch_size: 24, micro_batch_size_per_rank: 2, accumulation_steps: 3 };
+    assert_eq!(import.batch, expected);
+    let entry = |key| {
+        let entry = import.report.find(key).unwrap();
+        (entry.value.as_str(), entry.source)
+    };
+    assert_eq!(entry("train_batch_size"), ("24", DeepSpeedSource::Default));
+    assert_eq!(entry("gradient_accumulation_steps"), ("3", DeepSpeedSource::Given("accumulation_steps")));
+    let plan = read(DeepSpeedGiven::new(world)).unwrap().batch;
+    assert_eq!((plan.train_batch_size, plan.accumulation_steps), (8, 1));
 }
 
 proptest! {

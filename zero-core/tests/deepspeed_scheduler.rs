@@ -1,7 +1,7 @@
 //! Learning rates: the numbers of DeepSpeed's own schedulers.
 
 use serde_json::{Value, json};
-use zero_core::{DeepSpeedGiven, WorldSize, ZeroConfig};
+use zero_core::{DeepSpeedGiven, DeepSpeedScheduler, DeepSpeedWarmup, WorldSize, ZeroConfig};
 
 #[derive(serde::Deserialize)]
 struct Schedules {
@@ -37,6 +37,16 @@ fn rates_are_those_of_deepspeed() {
             let near = (found - expected).abs() <= 4.0 * f64::EPSILON * expected.abs();
             assert!(near, "{type} {params}, step {step}: {found} is not {expected}", type = r#type);
         }
+    }
+}
+
+#[test]
+fn a_decay_ends_at_its_lowest_rate_after_the_last_step() {
+    for steps in [0, 1, 2] {
+        let warmup = DeepSpeedWarmup { steps, linear: true };
+        let decay = DeepSpeedScheduler::WarmupDecayLr { warmup, min_lr: 0.5, max_lr: 1.0, total_steps: 10 };
+        assert_eq!([2, 3, 11, 12].map(|step| decay.lr(step)), [0.75, 1.0, 0.5, 0.5], "{steps}");
+        assert!(decay.lr(10) > 0.5);
     }
 }
 

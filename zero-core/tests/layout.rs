@@ -1,4 +1,4 @@
-//! Layouts: names, buckets, units, fingerprints.
+//! Layouts: names, buckets, units.
 
 use std::num::NonZeroUsize;
 
@@ -207,39 +207,6 @@ fn the_largest_model_that_can_be_counted_has_a_layout() {
     let layout = layout(vec![spec("a", &[usize::MAX - 1]), spec("b", &[1])], 3, options);
     assert_eq!(layout.shard_numel(Rank::ROOT), usize::MAX);
     assert_eq!(layout.buckets().iter().map(|bucket| bucket.numel()).max(), Some(usize::MAX - 1));
-}
-
-#[test]
-fn the_fingerprint_does_not_change_between_versions() {
-    let specs = vec![tied("embed.weight", &[4, 2], &["head.weight"]), frozen("norm.weight", &[2])];
-    assert_eq!(layout(specs, 2, LayoutOptions::default()).fingerprint(), FINGERPRINT);
-}
-
-/// Computed outside of this crate, from the definition of FNV-1a.
-const FINGERPRINT: u64 = 0xae59_210b_53ce_f27a;
-
-#[test]
-fn the_fingerprint_depends_on_everything_the_layout_is_made_from() {
-    let base = tied("a.w", &[4, 2], &["b.w"]);
-    let print = |spec: ParameterSpec, world, options| layout(vec![spec], world, options).fingerprint();
-    let default = LayoutOptions::default();
-    let mut prints = vec![
-        print(base.clone(), 2, default),
-        print(ParameterSpec { name: "a.v".into(), ..base.clone() }, 2, default),
-        print(ParameterSpec { shape: vec![2, 4], ..base.clone() }, 2, default),
-        print(ParameterSpec { dtype: DType::BF16, ..base.clone() }, 2, default),
-        print(ParameterSpec { trainable: false, ..base.clone() }, 2, default),
-        print(ParameterSpec { aliases: vec![], ..base.clone() }, 2, default),
-        print(base.clone(), 3, default),
-        print(base.clone(), 2, LayoutOptions { alignment: NonZeroUsize::new(2).unwrap(), ..default }),
-        print(base.clone(), 2, LayoutOptions { bucket_bytes: Bytes::new(8), ..default }),
-        print(base.clone(), 2, LayoutOptions { persistence_threshold: 1, ..default }),
-    ];
-    let count = prints.len();
-    prints.sort_unstable();
-    prints.dedup();
-    assert_eq!(prints.len(), count);
-    assert!(prints.contains(&print(base, 2, default)));
 }
 
 #[test]

@@ -1,7 +1,6 @@
 //! Bytes per rank.
 
 use proptest::prelude::*;
-use zero_core::memory::{plan, plan_largest};
 use zero_core::{
     Bytes, DType, Layout, LayoutOptions, LookAheadOptions, MemoryPlan, MemorySetup, OptimizerCost,
     ParameterSpec, Precision, Rank, ReduceGradients, Stage, StateBytes, WorldSize, ZeroConfig,
@@ -31,10 +30,21 @@ fn expected(parameters: u64, gradients: u64, optimizer: u64, gathered: u64, buck
     }
 }
 
+/// The setup of the defaults at a stage, without look-ahead.
+fn setup(stage: Stage) -> MemorySetup {
+    let config = ZeroConfig { stage, ..ZeroConfig::default() };
+    MemorySetup { lookahead: None, ..MemorySetup::new(&config, OptimizerCost::ADAMW) }
+}
+
+fn in_bf16(stage: Stage) -> MemorySetup {
+    let precision = Precision { compute: DType::BF16, ..Precision::default() };
+    MemorySetup { precision, ..setup(stage) }
+}
+
 #[test]
 fn a_bf16_plan_is_what_one_counts_by_hand() {
     let layout = example(2);
-    let plan = |stage, rank| plan(&layout, stage, DType::BF16, OptimizerCost::ADAMW, Rank::new(rank));
+    let plan = |stage, rank| in_bf16(stage).plan(&layout, Rank::new(rank));
     for rank in [0, 1] {
         assert_eq!(plan(Stage::Zero, rank), expected(20 * 4 + 20 * 2, 13 * 4, 13 * 8, 0, 0));
     }
@@ -49,7 +59,8 @@ fn a_bf16_plan_is_what_one_counts_by_hand() {
 #[test]
 fn an_f32_plan_counts_no_masters_beside_the_replica() {
     let layout = example(2);
-    let plan = |stage| plan(&layout, stage, DType::F32, OptimizerCost::MOMENTUM, Rank::ROOT);
+    let plan =
+        |stage| MemorySetup { optimizer: OptimizerCost::MOMENTUM, ..setup(stage) }.plan(&layout, Rank::ROOT);
     assert_eq!(plan(Stage::Zero), expected(20 * 4, 13 * 4, 13 * 4, 0, 0));
     assert_eq!(plan(Stage::One), expected(20 * 4, 13 * 4, 7 * 4, 0, 0));
     assert_eq!(plan(Stage::Two), expected(20 * 4, 7 * 4, 7 * 4, 0, 10 * 4));
@@ -58,24 +69,8 @@ fn an_f32_plan_counts_no_masters_beside_the_replica() {
 
 #[test]
 fn in_a_world_of_one_every_stage_needs_the_same_in_f32() {
-    let plans = Stage::ALL.map(|stage| plan_largest(&example(1), stage, DType::F32, OptimizerCost::ADAMW));
+    let plans = Stage::ALL.map(|stage| setup(stage).plan_largest(&example(1)));
     assert_eq!(plans, [expected(20 * 4, 13 * 4, 13 * 8, 0, 0); 4]);
-}
-
-/// The setup of the defaults at a stage, without look-ahead.
-fn setup(stage: Stage) -> MemorySetup {
-    let config = ZeroConfig { stage, ..ZeroConfig::default() };
-    MemorySetup { lookahead: None, ..MemorySetup::new(&config, OptimizerCost::ADAMW) }
-}
-
-#[test]
-fn the_setup_of_the_defaults_plans_as_before() {
-    for stage in Stage::ALL {
-        let plans = [0, 1].map(|rank| setup(stage).plan(&example(2), Rank::new(rank)));
-        let expected =
-            [0, 1].map(|rank| plan(&example(2), stage, DType::F32, OptimizerCost::ADAMW, Rank::new(rank)));
-        assert_eq!(plans, expected);
-    }
 }
 
 #[test]
@@ -108,7 +103,7 @@ fn every_dtype_counts_where_it_is_held() {
 fn half_of_an_odd_state_is_rounded_up() {
     let odd = OptimizerCost { bytes_per_element: 5 };
     assert_eq!(odd.in_dtype(3, DType::BF16), Bytes::new(8));
-    assert_eq!(odd.in_dtype(3, DType::F32), odd.of(3));
+    assert_eq!(odd.in_dtype(3, DType::F32), Bytes::new(15));
     assert_eq!(odd.in_dtype(usize::MAX, DType::F64), Bytes::new(u64::MAX));
 }
 
@@ -139,16 +134,29 @@ fn look_ahead_adds_at_most_its_budgets_and_the_rest_of_the_model() {
 }
 
 #[test]
+fn without_overlap_nothing_is_planned_to_be_fetched_ahead() {
+    let specs = vec![spec("a.w", 10, true), spec("b.w", 5, true)];
+    let layout = Layout::new(specs, WorldSize::new(2).unwrap(), LayoutOptions::default()).unwrap();
+    let ahead = |overlap, reuse| {
+        let config = ZeroConfig { overlap, reuse_bytes: Bytes::new(reuse), ..ZeroConfig::default() };
+        MemorySetup::new(&config, OptimizerCost::ADAMW).plan_largest(&layout).ahead.get()
+    };
+    assert_eq!((ahead(true, 0), ahead(false, 0)), (20, 0));
+    // What is kept does not need it.
+    assert_eq!(ahead(false, 1), 20);
+}
+
+#[test]
 fn plain_sgd_has_no_optimizer_state() {
     for stage in Stage::ALL {
-        let plan = plan(&example(2), stage, DType::F32, OptimizerCost::SGD, Rank::ROOT);
+        let plan = MemorySetup { optimizer: OptimizerCost::SGD, ..setup(stage) }.plan_largest(&example(2));
         assert_eq!(plan.state.optimizer, Bytes::ZERO);
     }
 }
 
 #[test]
 fn a_rank_outside_of_the_world_owns_no_shards() {
-    let plan = plan(&example(2), Stage::Three, DType::F32, OptimizerCost::ADAMW, Rank::new(2));
+    let plan = setup(Stage::Three).plan(&example(2), Rank::new(2));
     assert_eq!(plan.state, expected(3 * 4, 0, 0, 0, 0).state);
 }
 
@@ -156,7 +164,7 @@ fn a_rank_outside_of_the_world_owns_no_shards() {
 fn the_largest_model_saturates() {
     let specs = vec![spec("a", usize::MAX, true)];
     let layout = Layout::new(specs, WorldSize::ONE, LayoutOptions::default()).unwrap();
-    let plan = plan_largest(&layout, Stage::Zero, DType::BF16, OptimizerCost::ADAMW);
+    let plan = in_bf16(Stage::Zero).plan_largest(&layout);
     assert_eq!(plan.state.total(), Bytes::new(u64::MAX));
 }
 
@@ -188,12 +196,13 @@ proptest! {
         let options = LayoutOptions { alignment: alignment.try_into().unwrap(), ..LayoutOptions::default() };
         let layout = Layout::new(specs.collect(), WorldSize::new(world).unwrap(), options).unwrap();
         for stage in Stage::ALL {
+            let setup = if compute == DType::F32 { setup(stage) } else { in_bf16(stage) };
             let plans: Vec<_> = layout
                 .world_size()
                 .ranks()
-                .map(|rank| plan(&layout, stage, compute, OptimizerCost::ADAMW, rank))
+                .map(|rank| setup.plan(&layout, rank))
                 .collect();
-            prop_assert_eq!(plan_largest(&layout, stage, compute, OptimizerCost::ADAMW), maximum(&plans));
+            prop_assert_eq!(setup.plan_largest(&layout), maximum(&plans));
 
             let sum = |field: fn(&StateBytes) -> Bytes| -> Bytes {
                 plans.iter().map(|plan| field(&plan.state)).sum()

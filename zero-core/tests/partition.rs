@@ -50,11 +50,14 @@ fn every_element_has_exactly_one_owner() {
 }
 
 #[test]
-fn shards_differ_by_at_most_one_unit_and_the_first_is_the_largest() {
+fn shards_differ_by_at_most_one_grain_and_the_first_is_the_largest() {
     for partition in small_cases() {
         let alignment = partition.alignment().get();
-        let units: Vec<_> = partition.ranges().map(|(_, range)| range.len().div_ceil(alignment)).collect();
-        assert!(units.iter().max().unwrap() - units.iter().min().unwrap() <= 1, "{partition:?}: {units:?}");
+        let grains: Vec<_> = partition.ranges().map(|(_, range)| range.len().div_ceil(alignment)).collect();
+        assert!(
+            grains.iter().max().unwrap() - grains.iter().min().unwrap() <= 1,
+            "{partition:?}: {grains:?}"
+        );
         let largest = partition.ranges().map(|(_, range)| range.len()).max();
         assert_eq!(largest, Some(partition.max_len()), "{partition:?}");
     }

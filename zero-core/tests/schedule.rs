@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use proptest::prelude::*;
-use zero_core::{Bytes, LookAhead, LookAheadOptions, LookAheadStatistics, ParameterIndex, Step};
+use zero_core::{Accessed, Bytes, LookAhead, LookAheadOptions, LookAheadStatistics, ParameterIndex};
 
 const UNLIMITED: LookAheadOptions =
     LookAheadOptions { lookahead_bytes: Bytes::new(u64::MAX), live_bytes: None, reuse_bytes: Bytes::ZERO };
@@ -22,23 +22,23 @@ fn tens(count: usize, options: LookAheadOptions) -> LookAhead {
 }
 
 /// Uses parameters one after another, each released before the next.
-fn walk(schedule: &mut LookAhead, order: &[usize]) -> Vec<Step> {
+fn walk(schedule: &mut LookAhead, order: &[usize]) -> Vec<Accessed> {
     let use_one = |&parameter: &usize| {
-        let step = schedule.access(index(parameter));
+        let accessed = schedule.access(index(parameter));
         schedule.release(index(parameter));
-        step
+        accessed
     };
     order.iter().map(use_one).collect()
 }
 
-fn hits(steps: &[Step]) -> Vec<bool> {
-    steps.iter().map(|step| step.hit).collect()
+fn hits(accesses: &[Accessed]) -> Vec<bool> {
+    accesses.iter().map(|accessed| accessed.hit).collect()
 }
 
 #[test]
 fn nothing_is_fetched_early_in_the_first_round() {
-    for step in walk(&mut tens(3, UNLIMITED), &[0, 1, 2, 2, 1, 0]) {
-        assert_eq!(step, Step::default());
+    for accessed in walk(&mut tens(3, UNLIMITED), &[0, 1, 2, 2, 1, 0]) {
+        assert_eq!(accessed, Accessed::default());
     }
 }
 
@@ -48,11 +48,11 @@ fn what_is_expected_next_is_fetched_in_order_up_to_the_budget() {
     let mut schedule = tens(5, options);
     walk(&mut schedule, &[0, 1, 2, 3, 4]);
     schedule.begin_round();
-    let steps = walk(&mut schedule, &[0, 1, 2, 3, 4]);
-    let fetched: Vec<_> = steps.iter().map(|step| numbers(&step.fetch)).collect();
+    let accesses = walk(&mut schedule, &[0, 1, 2, 3, 4]);
+    let fetched: Vec<_> = accesses.iter().map(|accessed| numbers(&accessed.fetch)).collect();
     assert_eq!(fetched, [vec![1, 2], vec![3], vec![4], vec![], vec![]]);
-    assert_eq!(hits(&steps), [false, true, true, true, true]);
-    assert!(steps.iter().all(|step| step.evict.is_empty()));
+    assert_eq!(hits(&accesses), [false, true, true, true, true]);
+    assert!(accesses.iter().all(|accessed| accessed.evict.is_empty()));
     assert_eq!(schedule.statistics(), LookAheadStatistics { hits: 4, misses: 6, wasted: 0 });
 }
 
@@ -60,8 +60,8 @@ fn what_is_expected_next_is_fetched_in_order_up_to_the_budget() {
 fn a_budget_of_zero_turns_look_ahead_off() {
     let mut schedule = tens(3, LookAheadOptions { lookahead_bytes: Bytes::ZERO, ..UNLIMITED });
     for _ in 0..2 {
-        let steps = walk(&mut schedule, &[0, 1, 2]);
-        assert_eq!(steps, vec![Step::default(); 3]);
+        let accesses = walk(&mut schedule, &[0, 1, 2]);
+        assert_eq!(accesses, vec![Accessed::default(); 3]);
         schedule.begin_round();
     }
 }
@@ -114,12 +114,12 @@ fn what_is_needed_is_served_beyond_the_budget_and_the_farthest_use_gives_way_fir
     schedule.begin_round();
     assert_eq!(numbers(&schedule.access(index(0)).fetch), [1, 2]);
     // Not expected, and there is no room.
-    let step = schedule.access(index(5));
-    assert_eq!((step.hit, numbers(&step.evict), numbers(&step.fetch)), (false, vec![2], vec![]));
-    let step = schedule.access(index(4));
-    assert_eq!((step.hit, numbers(&step.evict), numbers(&step.fetch)), (false, vec![1], vec![]));
-    let step = schedule.access(index(3));
-    assert_eq!((step.hit, step.evict, step.fetch), (false, vec![], vec![]));
+    let accessed = schedule.access(index(5));
+    assert_eq!((accessed.hit, numbers(&accessed.evict), numbers(&accessed.fetch)), (false, vec![2], vec![]));
+    let accessed = schedule.access(index(4));
+    assert_eq!((accessed.hit, numbers(&accessed.evict), numbers(&accessed.fetch)), (false, vec![1], vec![]));
+    let accessed = schedule.access(index(3));
+    assert_eq!((accessed.hit, accessed.evict, accessed.fetch), (false, vec![], vec![]));
     assert_eq!(schedule.live_bytes(), Bytes::new(40));
     assert!(!schedule.release(index(3)));
     assert_eq!(schedule.statistics().wasted, 2);
@@ -135,10 +135,10 @@ fn a_parameter_larger_than_the_budgets_is_served_and_does_not_hold_up_others() {
         let mut schedule = LookAhead::new(bytes.into(), options);
         walk(&mut schedule, &[0, 1, 2, 3]);
         schedule.begin_round();
-        let steps = walk(&mut schedule, &[0, 1, 2, 3]);
-        assert_eq!(steps[0].fetch[0], index(2));
-        assert!(!steps[1].hit);
-        assert!(steps[3].hit);
+        let accesses = walk(&mut schedule, &[0, 1, 2, 3]);
+        assert_eq!(accesses[0].fetch[0], index(2));
+        assert!(!accesses[1].hit);
+        assert!(accesses[3].hit);
     }
 }
 
@@ -160,12 +160,12 @@ fn parts_that_are_left_out_are_skipped() {
     let mut schedule = tens(9, LookAheadOptions { lookahead_bytes: Bytes::new(30), ..UNLIMITED });
     walk(&mut schedule, &[0, 1, 2, 3, 4, 5, 6, 7, 8]);
     schedule.begin_round();
-    let steps = walk(&mut schedule, &[0, 3, 4, 5, 6, 7, 8]);
+    let accesses = walk(&mut schedule, &[0, 3, 4, 5, 6, 7, 8]);
     // While 3 and 4 come, 1 is still waited for; with 5 it is clear that it will not come.
-    assert_eq!(hits(&steps), [false, true, false, false, true, true, true]);
-    let evicted: Vec<_> = steps.iter().map(|step| numbers(&step.evict)).collect();
+    assert_eq!(hits(&accesses), [false, true, false, false, true, true, true]);
+    let evicted: Vec<_> = accesses.iter().map(|accessed| numbers(&accessed.evict)).collect();
     assert_eq!(evicted, [vec![], vec![], vec![], vec![1, 2, 3], vec![], vec![], vec![]]);
-    assert_eq!(numbers(&steps[3].fetch), [6, 7, 8]);
+    assert_eq!(numbers(&accesses[3].fetch), [6, 7, 8]);
 }
 
 #[test]
@@ -173,9 +173,9 @@ fn single_accesses_that_were_not_expected_change_nothing() {
     let mut schedule = tens(6, UNLIMITED);
     walk(&mut schedule, &[0, 1, 2, 3, 4]);
     schedule.begin_round();
-    let steps = walk(&mut schedule, &[0, 5, 1, 4, 0, 2, 3, 4]);
-    assert_eq!(hits(&steps), [false, false, true, true, false, true, true, true]);
-    assert!(steps.iter().all(|step| step.evict.is_empty()));
+    let accesses = walk(&mut schedule, &[0, 5, 1, 4, 0, 2, 3, 4]);
+    assert_eq!(hits(&accesses), [false, false, true, true, false, true, true, true]);
+    assert!(accesses.iter().all(|accessed| accessed.evict.is_empty()));
 }
 
 #[test]
@@ -183,8 +183,8 @@ fn more_repetitions_than_were_recorded_are_predicted_from_the_beginning() {
     let mut schedule = tens(3, UNLIMITED);
     walk(&mut schedule, &[0, 1, 2]);
     schedule.begin_round();
-    let steps = walk(&mut schedule, &[0, 1, 2, 0, 1, 2]);
-    assert_eq!(hits(&steps), [false, true, true, false, true, true]);
+    let accesses = walk(&mut schedule, &[0, 1, 2, 0, 1, 2]);
+    assert_eq!(hits(&accesses), [false, true, true, false, true, true]);
 }
 
 #[test]
@@ -194,8 +194,8 @@ fn a_pass_that_is_left_out_is_noticed_in_the_other_direction() {
     walk(&mut schedule, &[forward, forward, backward].concat());
     schedule.begin_round();
     walk(&mut schedule, &forward);
-    let steps = walk(&mut schedule, &backward);
-    assert_eq!(hits(&steps), [false, false, false, false, true, true, true, true]);
+    let accesses = walk(&mut schedule, &backward);
+    assert_eq!(hits(&accesses), [false, false, false, false, true, true, true, true]);
 }
 
 #[test]
@@ -209,8 +209,8 @@ fn single_changes_of_the_order_cost_little() {
         7 => (at * 37) % 110,
         _ => parameter,
     });
-    let steps = walk(&mut schedule, &changed.collect::<Vec<_>>());
-    let misses = steps.iter().filter(|step| !step.hit).count();
+    let accesses = walk(&mut schedule, &changed.collect::<Vec<_>>());
+    let misses = accesses.iter().filter(|accessed| !accessed.hit).count();
     assert!(misses <= 1 + 50 && schedule.statistics().wasted <= 50, "{misses}, {:?}", schedule.statistics());
 }
 
@@ -252,7 +252,7 @@ fn a_round_without_accesses_keeps_the_prediction() {
 #[test]
 fn a_parameter_that_does_not_exist_changes_nothing() {
     let mut schedule = tens(1, UNLIMITED);
-    assert_eq!(schedule.access(index(1)), Step::default());
+    assert_eq!(schedule.access(index(1)), Accessed::default());
     assert!(!schedule.release(index(1)));
     schedule.failed(index(1));
     assert_eq!(schedule.statistics(), LookAheadStatistics::default());
@@ -305,22 +305,22 @@ impl Caller {
         self.held.iter().filter(|&(_, &held)| counts(held)).map(|(&parameter, _)| self.bytes[parameter]).sum()
     }
 
-    fn call(&mut self, call: &Call) -> Step {
-        let mut step = Step::default();
+    fn call(&mut self, call: &Call) -> Accessed {
+        let mut accessed = Accessed::default();
         match *call {
             Call::Access(parameter) => {
-                step = self.schedule.access(index(parameter));
-                assert_eq!(step.hit, self.held.contains_key(&parameter));
-                *if step.hit { &mut self.statistics.hits } else { &mut self.statistics.misses } += 1;
-                for dropped in numbers(&step.evict) {
+                accessed = self.schedule.access(index(parameter));
+                assert_eq!(accessed.hit, self.held.contains_key(&parameter));
+                *if accessed.hit { &mut self.statistics.hits } else { &mut self.statistics.misses } += 1;
+                for dropped in numbers(&accessed.evict) {
                     assert_ne!(dropped, parameter);
                     let held = self.held.remove(&dropped).expect("only what is resident can be dropped");
                     assert_ne!(held, Held::InUse);
                     self.statistics.wasted += u64::from(held == Held::Ahead);
                 }
                 self.held.insert(parameter, Held::InUse);
-                for fetched in numbers(&step.fetch) {
-                    assert!(!step.evict.contains(&index(fetched)), "dropped and fetched at once");
+                for fetched in numbers(&accessed.fetch) {
+                    assert!(!accessed.evict.contains(&index(fetched)), "dropped and fetched at once");
                     assert_eq!(self.held.insert(fetched, Held::Ahead), None, "fetched twice");
                 }
             }
@@ -345,7 +345,7 @@ impl Caller {
             }
         }
         self.check();
-        step
+        accessed
     }
 
     fn check(&self) {
@@ -439,8 +439,8 @@ proptest! {
         for round in 0..3 {
             let mut using = Vec::new();
             for (at, &parameter) in order.iter().enumerate() {
-                let step = caller.call(&Call::Access(parameter));
-                prop_assert!(step.hit || round == 0 || at == 0, "round {round}, access {at}");
+                let accessed = caller.call(&Call::Access(parameter));
+                prop_assert!(accessed.hit || round == 0 || at == 0, "round {round}, access {at}");
                 using.retain(|&other| other != parameter);
                 using.push(parameter);
                 if using.len() > users {
@@ -466,8 +466,8 @@ proptest! {
         let order: Vec<_> = (0..caller.bytes.len()).chain((0..caller.bytes.len()).rev()).collect();
         for round in 0..3 {
             for (at, &parameter) in order.iter().enumerate() {
-                let step = caller.call(&Call::Access(parameter));
-                prop_assert!(step.hit || round == 0 || at == 0, "round {round}, access {at}");
+                let accessed = caller.call(&Call::Access(parameter));
+                prop_assert!(accessed.hit || round == 0 || at == 0, "round {round}, access {at}");
                 caller.call(&Call::Release(parameter));
             }
             caller.call(&Call::Round);

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow, ensure};
 use zero_burn::{
-    DeepSpeedError, DeepSpeedGiven, DeepSpeedImport, DeepSpeedOptimizer, DeepSpeedReport, DeepSpeedScheduler,
-    WorldSize, ZeroConfig,
+    BatchError, DeepSpeedError, DeepSpeedGiven, DeepSpeedImport, DeepSpeedOptimizer, DeepSpeedReport,
+    DeepSpeedScheduler, WorldSize, ZeroConfig,
 };
 
 use crate::learner::{BETAS, EPSILON};
@@ -44,13 +44,13 @@ impl DeepSpeedFile {
     /// naming both.
     pub fn follow(&self, settings: &Settings, world: WorldSize) -> Result<(Settings, DeepSpeedReport)> {
         let path = self.path.display();
-        let [train_batch_size, micro_batch_size, accumulation_steps] = self.batch(settings, world).map(Some);
-        let Settings { model, train, zero, .. } = settings;
+        let Settings { model, train, zero, written, .. } = settings;
         let given = DeepSpeedGiven {
             world_size: world,
-            train_batch_size,
-            micro_batch_size_per_rank: micro_batch_size,
-            accumulation_steps,
+            // Defaults are no wish: what the file says goes before.
+            train_batch_size: written.contains_key("train.batch").then_some(train.batch),
+            micro_batch_size_per_rank: None,
+            accumulation_steps: written.contains_key("train.accumulation").then_some(train.accumulation),
             clip_norm: Some(zero.clip_norm.unwrap_or(0.0)),
             compute: Some(zero.precision.compute),
             lr: Some(train.lr),
@@ -61,9 +61,20 @@ impl DeepSpeedFile {
             total_steps: Some(train.steps as u64),
             hidden_size: Some(model.dim),
         };
+        let read = |given| ZeroConfig::from_deepspeed(&self.text, given);
+        let import = match read(&given) {
+            Err(DeepSpeedError::Refused { batch: Some(BatchError::Unknown), .. }) => {
+                // Nobody says how many rows there are.
+                let rows = (train.batch / train.accumulation / world.get()).max(1);
+                read(&DeepSpeedGiven { micro_batch_size_per_rank: Some(rows), ..given })
+            }
+            other => other,
+        };
         // As text: some of these errors tell their source themselves.
-        let import = ZeroConfig::from_deepspeed(&self.text, &given).map_err(|error| match error {
-            DeepSpeedError::Batch(error) => anyhow!("{path}: {error}{}", settings.words_on_batch()),
+        let import = import.map_err(|error| match error {
+            DeepSpeedError::Refused { batch: Some(_), .. } => {
+                anyhow!("{path}: {error}{}", settings.words_on_batch())
+            }
             error => anyhow!("{path}: {error}"),
         })?;
         self.refuse_contradictions(settings, &import)?;
@@ -73,11 +84,12 @@ impl DeepSpeedFile {
             alignment: settings.zero.alignment,
             seed: settings.zero.seed,
             deadline_seconds: settings.zero.deadline_seconds,
+            reduce_gradients: settings.zero.reduce_gradients,
             ..config
         };
         settings.train.batch = batch.train_batch_size;
         settings.train.accumulation = batch.accumulation_steps;
-        settings.optimizer = optimizer;
+        settings.optimizer = optimizer.unwrap_or(settings.optimizer);
         settings.rates = match (scheduler, optimizer) {
             (Some(scheduler), _) => Rates::DeepSpeed(scheduler),
             (None, Some(optimizer)) => Rates::Constant(optimizer.lr()),
@@ -88,67 +100,62 @@ impl DeepSpeedFile {
         Ok((settings, report))
     }
 
-    /// Rows per step, rows per rank and backward, and backwards per step, for those of the three that the file leaves to
-    /// us: the others, and what somebody wrote, decide before defaults do.
-    fn batch(&self, settings: &Settings, world: WorldSize) -> [usize; 3] {
-        // What else is wrong with the file, the import says.
-        let file: serde_json::Value = serde_json::from_str(&self.text).unwrap_or_default();
-        let known = |key: &str, setting: &str, value: usize| {
-            let here = file.get(key).and_then(serde_json::Value::as_f64).map(|number| number as usize);
-            here.or_else(|| settings.written.contains_key(setting).then_some(value))
-        };
-        let (train, world) = (&settings.train, world.get());
-        let batch = known("train_batch_size", "train.batch", train.batch);
-        let micro = known("train_micro_batch_size_per_gpu", "", 0);
-        let steps = known("gradient_accumulation_steps", "train.accumulation", train.accumulation);
-        let part = |batch: usize, of: usize| (batch / of.saturating_mul(world).max(1)).max(1);
-        let steps = steps
-            .or_else(|| batch.zip(micro).map(|(batch, micro)| part(batch, micro)))
-            .unwrap_or(train.accumulation);
-        let micro = micro.unwrap_or_else(|| part(batch.unwrap_or(train.batch), steps));
-        let batch = batch.unwrap_or_else(|| micro.saturating_mul(steps).saturating_mul(world));
-        [batch, micro, steps]
-    }
-
     /// Refuses what somebody wrote that the file says otherwise; it would be of no effect.
     fn refuse_contradictions(&self, settings: &Settings, import: &DeepSpeedImport) -> Result<()> {
         let mut contradictions = String::new();
-        let mut compare = |key: &str, ours: String, theirs: Option<String>, source: &str| {
+        let mut compare = |key: &str, ours: Option<String>, theirs: Option<String>, source: &str| {
             if let Some(words) = settings.written.get(key)
-                && theirs.as_ref() != Some(&ours)
+                && theirs != ours
             {
                 let theirs = theirs.as_deref().unwrap_or("not set");
                 contradictions += &format!("\n  {words}, but the file makes it {theirs} ({source})");
             }
         };
         let (train, batch) = (&settings.train, &import.batch);
-        let theirs = Some(batch.train_batch_size.to_string());
-        compare("train.batch", train.batch.to_string(), theirs, "train_batch_size");
-        let theirs = Some(batch.accumulation_steps.to_string());
-        compare("train.accumulation", train.accumulation.to_string(), theirs, "gradient_accumulation_steps");
+        for (key, ours, theirs, source) in [
+            ("train.batch", train.batch, batch.train_batch_size, "train_batch_size"),
+            (
+                "train.accumulation",
+                train.accumulation,
+                batch.accumulation_steps,
+                "gradient_accumulation_steps",
+            ),
+        ] {
+            compare(key, Some(ours.to_string()), Some(theirs.to_string()), source);
+        }
         let (rate, warmup) = rate_and_warmup(import);
         if let Some((rate, source)) = rate {
-            compare("train.lr", train.lr.to_string(), Some(rate.to_string()), source);
+            compare("train.lr", Some(train.lr.to_string()), Some(rate.to_string()), source);
             // DeepSpeed takes two steps at least.
             let ours = if warmup.is_some() { train.warmup.max(2) } else { train.warmup };
-            let theirs = warmup.map(|steps| steps.to_string());
-            compare("train.warmup", ours.to_string(), theirs, "scheduler.params.warmup_num_steps");
+            let theirs = warmup.map(|steps| steps.max(2).to_string());
+            compare("train.warmup", Some(ours.to_string()), theirs, "scheduler.params.warmup_num_steps");
         }
         if let Some(optimizer) = &import.optimizer {
             let (ours, theirs) = (train.weight_decay.to_string(), weight_decay(optimizer).to_string());
-            compare("train.weight_decay", ours, Some(theirs), "optimizer.params.weight_decay");
+            compare("train.weight_decay", Some(ours), Some(theirs), "optimizer.params.weight_decay");
         }
-        let theirs = keys(&import.config);
-        for (key, ours) in keys(&settings.zero) {
-            let source = match key.as_str() {
+        let entries = |config: &ZeroConfig| config.entries().collect::<BTreeMap<_, _>>();
+        let (ours, theirs) = (entries(&settings.zero), entries(&import.config));
+        let keys = settings.written.keys().filter_map(|key| key.strip_prefix("zero."));
+        for key in keys {
+            let (ours, theirs) = (ours.get(key).cloned(), theirs.get(key).cloned());
+            let (theirs, source) = match key {
                 // DeepSpeed does not know these.
-                "alignment" | "seed" | "deadline_seconds" => continue,
-                "stage" => "zero_optimization.stage",
-                "precision.compute" => "fp16.enabled and bf16.enabled",
-                "clip_norm" => "gradient_clipping",
-                _ => "docs/deepspeed.md has its key",
+                "alignment" | "seed" | "deadline_seconds" | "reduce_gradients" => continue,
+                "persistence_threshold" | "lookahead_bytes" | "live_bytes" | "reuse_bytes"
+                    if !import.config.stage.shards_parameters() =>
+                {
+                    // 0 asks for nothing, and gets it.
+                    let theirs = ours.clone().filter(|ours| ours == "0");
+                    (theirs, "zero_optimization.stage is not 3, where it has an effect")
+                }
+                "stage" => (theirs, "zero_optimization.stage"),
+                "precision.compute" => (theirs, "fp16.enabled and bf16.enabled"),
+                "clip_norm" => (theirs, "gradient_clipping"),
+                _ => (theirs, "docs/deepspeed.md has its key"),
             };
-            compare(&format!("zero.{key}"), ours, theirs.get(&key).cloned(), source);
+            compare(&format!("zero.{key}"), ours, theirs, source);
         }
         ensure!(
             contradictions.is_empty(),
@@ -187,11 +194,4 @@ fn weight_decay(optimizer: &DeepSpeedOptimizer) -> f64 {
         | DeepSpeedOptimizer::Adagrad { weight_decay, .. }
         | DeepSpeedOptimizer::Sgd { weight_decay, .. } => *weight_decay,
     }
-}
-
-/// The values of a configuration by key, as text.
-fn keys(config: &ZeroConfig) -> BTreeMap<String, String> {
-    let text = config.to_toml();
-    let lines = text.lines().filter_map(|line| line.split_once(" = "));
-    lines.map(|(key, value)| (key.to_owned(), value.to_owned())).collect()
 }

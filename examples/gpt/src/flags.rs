@@ -3,8 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Parser;
-use clap::builder::{PossibleValuesParser, TypedValueParser as _};
-use zero_burn::DType;
+use zero_burn::{DType, Precision};
 
 /// Trains a byte-level GPT with its state sharded over ranks.
 ///
@@ -29,7 +28,7 @@ pub struct Flags {
     #[arg(long, value_name = "0..3", value_parser = clap::value_parser!(u8).range(0..=3))]
     pub(crate) stage: Option<u8>,
     /// What layers compute in; f16 comes with a dynamic loss scale.
-    #[arg(long, value_name = "f32|bf16|f16", value_parser = dtype())]
+    #[arg(long, value_name = "f32|bf16|f16", value_parser = dtype)]
     pub(crate) precision: Option<DType>,
     /// Rows per step, over all ranks.
     #[arg(long, value_name = "N")]
@@ -60,9 +59,10 @@ pub struct Flags {
     pub(crate) plain: bool,
 }
 
-fn dtype() -> impl clap::builder::TypedValueParser<Value = DType> {
-    const CHOICES: [DType; 3] = [DType::F32, DType::BF16, DType::F16];
-    PossibleValuesParser::new(CHOICES.map(DType::name))
-        // The parser lets no other name through.
-        .map(|name| CHOICES.into_iter().find(|dtype| dtype.name() == name).unwrap_or(DType::F32))
+fn dtype(name: &str) -> Result<DType, String> {
+    let found = Precision::COMPUTE.iter().find(|dtype| dtype.name() == name);
+    found.copied().ok_or_else(|| {
+        let names: Vec<_> = Precision::COMPUTE.iter().map(|dtype| dtype.name()).collect();
+        format!("there are {}", names.join(", "))
+    })
 }

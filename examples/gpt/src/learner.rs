@@ -1,14 +1,12 @@
 //! What the two ways to train have in common.
 
 use anyhow::Result;
-use burn::optim::AdamWConfig;
 use burn::tensor::{Device, Tensor};
 use zero_burn::{MemoryReport, NotFinite, Statistics};
 
 use crate::corpus::Corpus;
 use crate::model::Gpt;
 use crate::rows::Rows;
-use crate::settings::Settings;
 
 /// What one step gave; the same on every rank.
 #[derive(Clone, Debug)]
@@ -58,19 +56,10 @@ pub trait Learner {
     fn model(&self) -> Gpt;
 }
 
-/// Decay rates of the moments of AdamW: PyTorch's usual ones for language models.
+/// Decay rates of the moments of AdamW, as usual for language models; PyTorch's default is 0.999 for the second.
 pub(crate) const BETAS: [f64; 2] = [0.9, 0.95];
 /// What AdamW adds to its denominator.
 pub(crate) const EPSILON: f64 = 1e-8;
-
-/// Burn's AdamW with the numbers of `settings`.
-pub fn optimizer(settings: &Settings) -> AdamWConfig {
-    AdamWConfig::new()
-        .with_beta_1(BETAS[0] as f32)
-        .with_beta_2(BETAS[1] as f32)
-        .with_epsilon(EPSILON as f32)
-        .with_weight_decay(settings.train.weight_decay as f32)
-}
 
 /// Rows that one forward pass of an evaluation takes.
 const EVALUATION_ROWS: usize = 8;

@@ -1,4 +1,4 @@
-//! The main job: a byte-level GPT that trains with its state sharded over in-process ranks.
+//! The main job: a byte-level GPT that trains with its state sharded over ranks, threads or processes.
 //!
 //! ```
 //! use burn::tensor::{Device, Int, Tensor};

@@ -110,3 +110,28 @@ impl Metrics {
         file.write_all(&line).with_context(|| format!("cannot write metrics to {}", path.display()))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::fs;
+
+    use zero_burn::DType;
+
+    use super::Record;
+    use crate::learner::Progress;
+
+    #[test]
+    fn the_documentation_has_every_key_and_no_other() {
+        let text = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/gpt.md")).unwrap();
+        let section = text.split("\n## ").find(|section| section.starts_with("`--metrics FILE`")).unwrap();
+        let rows = section.lines().filter(|line| line.starts_with("| `"));
+        let names = rows.flat_map(|row| row.split('|').nth(1).unwrap_or("").split('`').skip(1).step_by(2));
+        let documented: BTreeSet<String> = names.map(str::to_owned).collect();
+
+        let progress = Progress { loss: 1.0, grad_norm: 1.0, lr: 1.0, engine: None };
+        let record = serde_json::to_value(Record::new(1, &progress, DType::F32, 1.0)).unwrap();
+        let written: BTreeSet<String> = record.as_object().unwrap().keys().cloned().collect();
+        assert_eq!(documented, written);
+    }
+}

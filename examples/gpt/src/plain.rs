@@ -1,16 +1,17 @@
 //! Training with Burn alone.
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::{GradientsParams, ModuleOptimizer};
 use burn::tensor::{Device, Tensor};
-use zero_burn::materialize;
+use zero_burn::{DeepSpeedOptimizer, materialize};
 
 use crate::corpus::Corpus;
-use crate::learner::{Learner, Progress, evaluate, optimizer, scalar};
+use crate::learner::{Learner, Progress, evaluate, scalar};
 use crate::model::Gpt;
 use crate::rows::Rows;
 use crate::settings::Settings;
+use crate::update::adamw;
 
 /// Burn alone, on one device.
 pub struct Plain {
@@ -27,11 +28,19 @@ impl std::fmt::Debug for Plain {
 }
 
 impl Plain {
-    /// Builds the model.
-    pub fn new(settings: &Settings, device: Device) -> Self {
+    /// Builds the model and AdamW.
+    ///
+    /// # Errors
+    ///
+    /// For another optimizer, and for a number that Burn's cannot hold.
+    pub fn new(settings: &Settings, device: Device) -> Result<Self> {
+        let DeepSpeedOptimizer::AdamW(numbers) = &settings.optimizer else {
+            bail!("Burn alone trains with AdamW, not with {:?}", settings.optimizer);
+        };
+        let optimizer = adamw(numbers)?.init();
         let device = device.autodiff();
         let model = materialize(&device, settings.zero.seed, |device| settings.model.init(device));
-        Self { settings: settings.clone(), device, model, optimizer: optimizer(settings).init() }
+        Ok(Self { settings: settings.clone(), device, model, optimizer })
     }
 }
 

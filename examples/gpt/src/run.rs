@@ -68,7 +68,7 @@ pub fn run(settings: &Settings) -> Result<ExitCode> {
     let device = Device::default();
     if settings.plain {
         say!("training with Burn alone, {} rows per step", settings.train.batch);
-        let mut learner = Plain::new(settings, device.clone());
+        let mut learner = Plain::new(settings, device.clone())?;
         let observer = Observer::new(settings, metrics);
         let curve = train_steps(&mut learner, settings, &corpus, Some(observer))?;
         finish(&learner, settings, &curve, &device)?;
@@ -173,7 +173,7 @@ fn finish(learner: &dyn Learner, settings: &Settings, curve: &Curve, device: &De
         settings.zero.seed,
         device,
     );
-    say!("sample:\n{}", text.escape_debug().to_string().replace("\\n", "\n").replace("\\\"", "\""));
+    say!("sample:\n{}", sample::shown(&text));
     match chart::draw(Path::new(CHART), &losses, bits(curve.held_out)) {
         Ok(()) => say!("loss curve: {CHART}"),
         // What was trained is told all the same.

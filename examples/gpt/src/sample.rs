@@ -31,6 +31,19 @@ pub fn generate(
     String::from_utf8_lossy(&text).into_owned()
 }
 
+/// A text as a terminal may show it: line breaks stay, other control characters are escaped.
+pub fn shown(text: &str) -> String {
+    let mut shown = String::with_capacity(text.len());
+    for character in text.chars() {
+        match character {
+            '\n' => shown.push('\n'),
+            control if control.is_control() => shown.extend(control.escape_debug()),
+            other => shown.push(other),
+        }
+    }
+    shown
+}
+
 fn draw(logits: &[f32], rng: &mut SmallRng) -> u8 {
     let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let weights: Vec<f32> = logits.iter().map(|logit| ((logit - largest) / TEMPERATURE).exp()).collect();
@@ -41,4 +54,16 @@ fn draw(logits: &[f32], rng: &mut SmallRng) -> u8 {
     });
     // Rounding may leave a little over: that is the last byte's.
     drawn.unwrap_or(logits.len() - 1) as u8
+}
+
+#[cfg(test)]
+mod tests {
+    use super::shown;
+
+    #[test]
+    fn only_control_characters_are_escaped_and_line_breaks_are_none() {
+        let plain = "let text = \"a\\nb\";\n\u{fffd} it's é\n";
+        assert_eq!(shown(plain), plain);
+        assert_eq!(shown("\u{1b}[2J\t\r\0\u{9b}"), "\\u{1b}[2J\\t\\r\\0\\u{9b}");
+    }
 }

@@ -6,13 +6,15 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, anyhow, ensure};
 use serde::{Deserialize, Serialize};
-use zero_burn::{DType, DeepSpeedOptimizer, Stage, WorldSize, ZeroConfig};
+use zero_burn::{DType, DeepSpeedAdam, DeepSpeedOptimizer, LossScaling, Stage, WorldSize, ZeroConfig};
 
 use crate::deepspeed::DeepSpeedFile;
 use crate::flags::Flags;
+use crate::learner::{BETAS, EPSILON};
 use crate::model::GptConfig;
 use crate::rates::Rates;
 use crate::train_config::TrainConfig;
+use crate::update;
 
 /// Everything a run needs.
 #[derive(Clone, Debug)]
@@ -25,8 +27,8 @@ pub struct Settings {
     pub zero: ZeroConfig,
     /// Where the text lies.
     pub corpus: Vec<PathBuf>,
-    /// The optimizer; `None` for AdamW with the numbers of `train`.
-    pub optimizer: Option<DeepSpeedOptimizer>,
+    /// The optimizer: AdamW with the numbers of `train`, unless a file of DeepSpeed has another.
+    pub optimizer: DeepSpeedOptimizer,
     /// The learning rates.
     pub rates: Rates,
     /// A file of DeepSpeed that has not been [followed](DeepSpeedFile::follow) yet, because how depends on the world.
@@ -57,7 +59,7 @@ impl Settings {
             train: TrainConfig::default(),
             zero: ZeroConfig { clip_norm: Some(1.0), ..ZeroConfig::default() },
             corpus: vec![workspace()],
-            optimizer: None,
+            optimizer: adamw(&TrainConfig::default()),
             rates: Rates::Cosine,
             deepspeed: flags.deepspeed_config.as_deref().map(DeepSpeedFile::read).transpose()?,
             metrics: flags.metrics,
@@ -104,6 +106,7 @@ impl Settings {
         if !flags.corpus.is_empty() {
             settings.corpus = flags.corpus;
         }
+        settings.optimizer = adamw(&settings.train);
         settings.validate()?;
         Ok(settings)
     }
@@ -118,11 +121,11 @@ impl Settings {
         self.rates.at(step, &self.train)
     }
 
-    /// What somebody wrote about the batch, to end a message with.
+    /// What somebody wrote about the batch, as the last line of a message.
     pub(crate) fn words_on_batch(&self) -> String {
         let words = ["train.batch", "train.accumulation"].map(|key| self.written.get(key));
         let words: Vec<_> = words.into_iter().flatten().map(String::as_str).collect();
-        if words.is_empty() { String::new() } else { format!(" (beside it: {})", words.join(", ")) }
+        if words.is_empty() { String::new() } else { format!("\n  beside the file: {}", words.join(", ")) }
     }
 
     fn note(&mut self, key: &str, words: String) {
@@ -195,6 +198,7 @@ impl Settings {
         let bounded = [
             ("train.ranks", train.ranks, MOST_RANKS),
             ("train.steps", train.steps, MOST_STEPS),
+            ("train.batch", train.batch, MOST_ROWS),
             ("train.accumulation", train.accumulation, MOST_BACKWARDS),
         ];
         for (name, value, most) in bounded {
@@ -213,6 +217,10 @@ impl Settings {
             "`train.weight_decay` must not be negative, but is {}",
             train.weight_decay
         );
+        // Here, before there are ranks that would each fail.
+        if let DeepSpeedOptimizer::AdamW(numbers) = &self.optimizer {
+            update::adamw(numbers)?;
+        }
         zero.validate()?;
         let is_apart = self.trace.is_none() || self.trace != self.metrics;
         ensure!(is_apart, "--trace and --metrics name one file; the trace would replace the metrics");
@@ -222,6 +230,18 @@ impl Settings {
                 compute == DType::F32,
                 "--plain, which trains with Burn alone, computes in f32, not in {compute}"
             );
+            let precision = zero.precision;
+            for (key, is_plain) in [
+                ("precision.reduce", precision.reduce() == DType::F32),
+                ("precision.accumulate", precision.accumulate == DType::F32),
+                ("precision.optimizer_state", precision.optimizer_state == DType::F32),
+                ("loss_scale", zero.loss_scaling() == LossScaling::NONE),
+            ] {
+                ensure!(
+                    is_plain,
+                    "--plain, which trains with Burn alone, does not do what `zero.{key}` asks for"
+                );
+            }
             ensure!(
                 train.accumulation == 1,
                 "--plain, which trains with Burn alone, takes one backward per step, not `train.accumulation` = {}",
@@ -241,8 +261,17 @@ const MOST_RANKS: usize = 1024;
 /// So many in a step would be a mistake, too.
 const MOST_BACKWARDS: usize = 1_000_000;
 
+/// A rank holds all its rows of a step.
+const MOST_ROWS: usize = 1_000_000;
+
 /// The loss of every step is kept for the curve.
 const MOST_STEPS: usize = 1_000_000_000;
+
+/// AdamW by the numbers of `[train]`.
+fn adamw(train: &TrainConfig) -> DeepSpeedOptimizer {
+    let TrainConfig { lr, weight_decay, .. } = *train;
+    DeepSpeedOptimizer::AdamW(DeepSpeedAdam { lr, betas: BETAS, eps: EPSILON, weight_decay })
+}
 
 /// Lays a section of a file over the defaults.
 fn merge<T: Serialize + for<'de> Deserialize<'de>>(

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct TrainConfig {
-    /// In-process ranks.
+    /// Ranks: threads of this process, or processes.
     pub ranks: usize,
     /// Optimizer steps.
     pub steps: usize,

@@ -10,7 +10,6 @@ use zero_burn::{
     DeepSpeedAdam, DeepSpeedOptimizer, OptimizerCost, StepOutcome, Zero, ZeroError, ZeroOptimizer,
 };
 
-use crate::learner;
 use crate::model::Gpt;
 use crate::settings::Settings;
 
@@ -43,24 +42,14 @@ impl<O: Optimizer> Update for ZeroOptimizer<O> {
 ///
 /// For a number that Burn's optimizer cannot hold, and as [`Zero::optimizer`].
 pub fn optimizer(zero: &Zero, settings: &Settings) -> Result<Box<dyn Update>> {
-    let Some(optimizer) = settings.optimizer else {
-        return Ok(Box::new(zero.optimizer(learner::optimizer(settings).build())?));
-    };
     let decay = |weight_decay: f64| -> Result<_> {
         Ok((weight_decay != 0.0)
             .then(|| narrow("weight_decay", weight_decay))
             .transpose()?
             .map(WeightDecayConfig::new))
     };
-    Ok(match optimizer {
-        DeepSpeedOptimizer::AdamW(DeepSpeedAdam { lr: _, betas, eps, weight_decay }) => {
-            let config = AdamWConfig::new()
-                .with_beta_1(beta(betas[0])?)
-                .with_beta_2(beta(betas[1])?)
-                .with_epsilon(narrow("eps", eps)?)
-                .with_weight_decay(narrow("weight_decay", weight_decay)?);
-            Box::new(zero.optimizer(config.build())?)
-        }
+    Ok(match settings.optimizer {
+        DeepSpeedOptimizer::AdamW(numbers) => Box::new(zero.optimizer(adamw(&numbers)?.build())?),
         DeepSpeedOptimizer::Adam(DeepSpeedAdam { lr: _, betas, eps, weight_decay }) => {
             let config = AdamConfig::new()
                 .with_beta_1(beta(betas[0])?)
@@ -91,14 +80,27 @@ pub fn optimizer(zero: &Zero, settings: &Settings) -> Result<Box<dyn Update>> {
     })
 }
 
+/// Burn's AdamW with these numbers.
+///
+/// # Errors
+///
+/// For a number that it cannot hold.
+pub(crate) fn adamw(numbers: &DeepSpeedAdam) -> Result<AdamWConfig> {
+    Ok(AdamWConfig::new()
+        .with_beta_1(beta(numbers.betas[0])?)
+        .with_beta_2(beta(numbers.betas[1])?)
+        .with_epsilon(narrow("eps", numbers.eps)?)
+        .with_weight_decay(narrow("weight_decay", numbers.weight_decay)?))
+}
+
 /// What the optimizer that `settings` ask for keeps.
 pub fn cost(settings: &Settings) -> OptimizerCost {
     match settings.optimizer {
-        None | Some(DeepSpeedOptimizer::Adam(_) | DeepSpeedOptimizer::AdamW(_)) => OptimizerCost::ADAMW,
-        Some(DeepSpeedOptimizer::Lion { .. }) => OptimizerCost::LION,
-        Some(DeepSpeedOptimizer::Adagrad { .. }) => OptimizerCost { bytes_per_element: 4 },
-        Some(DeepSpeedOptimizer::Sgd { momentum: 0.0, .. }) => OptimizerCost::SGD,
-        Some(DeepSpeedOptimizer::Sgd { .. }) => OptimizerCost::MOMENTUM,
+        DeepSpeedOptimizer::Adam(_) | DeepSpeedOptimizer::AdamW(_) => OptimizerCost::ADAMW,
+        DeepSpeedOptimizer::Lion { .. } => OptimizerCost::LION,
+        DeepSpeedOptimizer::Adagrad { .. } => OptimizerCost { bytes_per_element: 4 },
+        DeepSpeedOptimizer::Sgd { momentum: 0.0, .. } => OptimizerCost::SGD,
+        DeepSpeedOptimizer::Sgd { .. } => OptimizerCost::MOMENTUM,
     }
 }
 

@@ -15,7 +15,7 @@ use gpt::settings::Settings;
 use gpt::sharded::Sharded;
 use serde_json::{Value, json};
 use tempfile::TempDir;
-use zero_burn::{DeepSpeedScheduler, DeepSpeedWarmup, LocalWorld};
+use zero_burn::{DeepSpeedScheduler, DeepSpeedWarmup, LocalWorld, ReduceGradients};
 
 use common::{folder, gpt, losses, train};
 
@@ -162,9 +162,15 @@ fn flags_and_settings_answer_auto() {
         train(&folder, &[&flags[..], &["--deepspeed-config", "ds_config.json", "--steps", "22"]].concat());
     // The file has two rows per rank and backward, and there are two ranks.
     assert!(printed.contains("12 rows per step in all, backwards per step: 3"), "{printed}");
+    let row = |key: &str| -> Vec<&str> {
+        let row = printed.lines().find(|line| line.split_whitespace().next() == Some(key)).unwrap();
+        row.split_whitespace().take(3).collect()
+    };
+    // It follows from the others.
+    let steps = "gradient_accumulation_steps";
+    assert_eq!(row(steps), [steps, "3", "default"]);
     let expected = [
         ("train_batch_size", "12"),
-        ("gradient_accumulation_steps", "3"),
         ("gradient_clipping", "1.0"),
         ("optimizer.params.lr", "0.004"),
         ("optimizer.params.weight_decay", "0.1"),
@@ -173,8 +179,7 @@ fn flags_and_settings_answer_auto() {
         ("bf16.enabled", "true"),
     ];
     for (key, value) in expected {
-        let row = printed.lines().find(|line| line.split_whitespace().next() == Some(key)).unwrap();
-        assert_eq!(row.split_whitespace().take(3).collect::<Vec<_>>(), [key, value, "given"]);
+        assert_eq!(row(key), [key, value, "given"]);
     }
     assert_eq!(metrics[0]["precision"], "bf16");
     assert_eq!(metrics[21]["lr"], as_read(0.004));
@@ -262,6 +267,65 @@ fn a_file_that_cannot_be_followed_is_refused_with_all_its_reasons() {
     assert!(refused(&folder, &[]).contains("cannot read ds_config.json"));
 }
 
+/// The settings of a run by `ds_config.json` and a `[zero]` section, on two ranks.
+fn followed(folder: &TempDir, zero: &str, flags: &[&str]) -> anyhow::Result<Settings> {
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    fs::write(folder.path().join("tiny.toml"), format!("{OPEN}[zero]\n{zero}\n")).unwrap();
+    let (config, file) = (path("tiny.toml"), path("ds_config.json"));
+    let all = [&["gpt", "--config", &config, "--deepspeed-config", &file], flags].concat();
+    let settings = Settings::new(Flags::try_parse_from(all).unwrap())?;
+    let (settings, _) = settings.deepspeed.as_ref().unwrap().follow(&settings, settings.world_size())?;
+    Ok(settings)
+}
+
+#[test]
+fn what_deepspeed_does_not_know_is_kept() {
+    let folder = folder();
+    write(&folder, &typical("bf16"));
+    let zero = "reduce_gradients = \"at-step\"\nalignment = 8\nseed = 3\ndeadline_seconds = 7.0";
+    let kept = followed(&folder, zero, &[]).unwrap().zero;
+    assert_eq!(kept.reduce_gradients, Some(ReduceGradients::AtStep));
+    assert_eq!((kept.alignment.get(), kept.seed, kept.deadline_seconds), (8, 3, 7.0));
+}
+
+#[test]
+fn a_setting_of_stage_three_does_not_go_with_a_file_of_another() {
+    let folder = folder();
+    write(&folder, &typical("bf16"));
+    for key in ["persistence_threshold", "lookahead_bytes", "live_bytes", "reuse_bytes"] {
+        let told = followed(&folder, &format!("{key} = 5"), &[]).unwrap_err().to_string();
+        let words = format!("`zero.{key} = 5` in ");
+        let why = "but the file makes it not set (zero_optimization.stage is not 3, where it has an effect)";
+        assert!(told.contains(&words) && told.contains(why), "{told}");
+        followed(&folder, &format!("{key} = 0"), &[]).unwrap();
+    }
+    let mut file = typical("bf16");
+    file["zero_optimization"]["stage"] = json!(3);
+    write(&folder, &file);
+    let told = followed(&folder, "lookahead_bytes = 5", &[]).unwrap_err().to_string();
+    assert!(told.contains("but the file makes it 100000000 (docs/deepspeed.md"), "{told}");
+    followed(&folder, "lookahead_bytes = 100000000", &[]).unwrap();
+}
+
+#[test]
+fn a_batch_that_nobody_says_has_the_default_rows_of_a_rank() {
+    let folder = folder();
+    let auto = json!({
+        "train_batch_size": "auto",
+        "train_micro_batch_size_per_gpu": "auto",
+        "gradient_accumulation_steps": "auto"
+    });
+    write(&folder, &auto);
+    let batch = |flags: &[&str]| {
+        let train = followed(&folder, "", flags).unwrap().train;
+        (train.batch, train.accumulation)
+    };
+    assert_eq!(batch(&[]), (8, 1));
+    // Eight rows cannot be dealt evenly to three ranks.
+    assert_eq!(batch(&["--ranks", "3"]), (6, 1));
+    assert_eq!(batch(&["--batch", "12", "--accumulation", "3"]), (12, 3));
+}
+
 #[test]
 fn a_number_that_burn_cannot_hold_is_refused() {
     let folder = folder();
@@ -310,12 +374,24 @@ fn what_contradicts_the_file_is_named_with_it() {
     }
     assert_eq!(told.lines().count(), 5, "{told}");
 
+    // Not set here, set there.
+    fs::write(folder.path().join("tiny.toml"), format!("{OPEN}[zero]\nclip_norm = 0\n")).unwrap();
+    let told = refused(&folder, &[]);
+    assert!(
+        told.contains("`zero.clip_norm = 0` in tiny.toml, but the file makes it 1.0 (gradient_clipping)"),
+        "{told}"
+    );
+    fs::write(folder.path().join("tiny.toml"), OPEN).unwrap();
+
     // What is not there to be divided is told with what was asked for.
     let mut file = typical("bf16");
     file["train_batch_size"] = json!("auto");
     write(&folder, &file);
     let told = refused(&folder, &["--batch", "6"]);
-    assert!(told.contains("train_batch_size is 6") && told.contains("(beside it: --batch 6)"), "{told}");
+    assert!(
+        told.contains("train_batch_size is 6") && told.ends_with("\n  beside the file: --batch 6\n"),
+        "{told}"
+    );
 
     // What agrees is fine.
     write(&folder, &typical("bf16"));

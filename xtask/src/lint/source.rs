@@ -1,12 +1,9 @@
-//! Source files: documented, of readable length, finished.
+//! Source files: documented, of readable length.
 
 use super::Problem;
 
 /// Lines of a file, without its tests; beyond it there are two nouns in the file.
 const MAX_LINES: usize = 500;
-
-/// Macros of unfinished work.
-const UNFINISHED: [&str; 2] = ["todo", "dbg"];
 
 /// Checks one file; `path` is from the top of the repository, with `/` between its parts.
 pub(super) fn check(path: &str, text: &str, in_library: bool) -> Vec<Problem> {
@@ -18,15 +15,6 @@ pub(super) fn check(path: &str, text: &str, in_library: bool) -> Vec<Problem> {
     if !is_test(path) && lines > MAX_LINES {
         let what = format!("has {lines} lines without its tests, {MAX_LINES} are allowed: split it");
         problems.push(Problem::new(path, what));
-    }
-    for (index, line) in text.lines().enumerate() {
-        let is_comment = line.trim_start().starts_with("//");
-        for name in UNFINISHED {
-            if !is_comment && line.contains(&format!("{name}!(")) {
-                let place = format!("{path}:{}", index + 1);
-                problems.push(Problem::new(place, format!("`{name}!` is not for committed code")));
-            }
-        }
     }
     problems
 }
@@ -82,16 +70,5 @@ mod tests {
         for path in ["a/tests/a.rs", "a/src/part/tests.rs", "a/src/tests/b.rs"] {
             assert_eq!(check(path, &lines(MAX_LINES + 1), true), []);
         }
-    }
-
-    #[test]
-    fn unfinished_work_is_named_with_its_line() {
-        let text = concat!("//! A.\nfn f() {\n    // to", "do!() in a comment\n    to", "do!()\n}\n");
-        assert_eq!(
-            check("a/src/a.rs", text, true),
-            [Problem::new("a/src/a.rs:4", concat!("`to", "do!` is not for committed code"))]
-        );
-        let text = concat!("//! A.\nfn f(x: i32) -> i32 { db", "g!(x) }\n");
-        assert_eq!(check("a/src/a.rs", text, true).len(), 1);
     }
 }

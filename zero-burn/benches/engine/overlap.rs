@@ -36,7 +36,7 @@ fn cases() -> [(&'static str, ZeroConfig, Option<f64>); 3] {
         // Small, so that little is left to wait for when backward ends.
         bucket_bytes: Bytes::new(256 << 10),
         // Far less than the model, so that each pass gathers.
-        lookahead_bytes: Bytes::new(4 << 20),
+        lookahead_bytes: if stage == Stage::Three { Bytes::new(4 << 20) } else { Bytes::ZERO },
         ..ZeroConfig::default()
     };
     let precision = Precision { compute: DType::BF16, reduce: Some(DType::F32), ..Precision::default() };

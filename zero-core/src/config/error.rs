@@ -104,21 +104,21 @@ pub enum ConfigError {
         /// The size given, in bytes.
         bytes: u64,
     },
-    /// A threshold is set where it has no effect.
+    /// A key of stage 3 is set at another one, where it has no effect.
     #[error(
-        "persistence_threshold is {threshold}, but {stage} keeps every parameter gathered, so that it has no \
-         effect; remove it or choose stage 3"
+        "`{key}` is set, but {stage} keeps every parameter gathered, so that it has no effect; remove it or choose \
+         stage 3"
     )]
-    IdleThreshold {
-        /// The threshold given, in elements.
-        threshold: usize,
+    IdleKey {
+        /// The key.
+        key: &'static str,
         /// The stage.
         stage: Stage,
     },
     /// No gradient can be clipped to this norm.
     #[error(
-        "clip_norm is {norm}, but gradients can only be scaled to a finite norm above 0; remove it to leave \
-         gradients as they are"
+        "clip_norm is {norm}, but gradients can only be scaled to a finite norm above 0; a file leaves them as \
+         they are with 0, a program with None"
     )]
     ClipNorm {
         /// The norm given.

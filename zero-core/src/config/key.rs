@@ -20,6 +20,18 @@ pub(super) struct Key {
     pub(super) set: fn(&mut ZeroConfig, Value, &'static str) -> Result<(), ConfigError>,
 }
 
+/// The keys that ask for something at stage 3 alone.
+const OF_STAGE_THREE: [&str; 4] = ["persistence_threshold", "lookahead_bytes", "live_bytes", "reuse_bytes"];
+
+impl Key {
+    /// Whether it asks for something that its stage does not do. Not set, or 0 where there is no need to unset it,
+    /// asks for nothing.
+    pub(super) fn is_idle(&self, config: &ZeroConfig) -> bool {
+        let asks = || !matches!((self.get)(config), None | Some(Value::Integer(0)));
+        OF_STAGE_THREE.contains(&self.name) && !config.stage.shards_parameters() && asks()
+    }
+}
+
 /// Every key, in the order of the documentation; those of a table one after another.
 pub(super) static KEYS: &[Key] = &[
     Key {
@@ -75,7 +87,7 @@ pub(super) static KEYS: &[Key] = &[
         name: "persistence_threshold",
         unit: "elements",
         what: "At stage 3, parameters of at most this size stay gathered; 0 for none. Without effect, and so \
-               refused, at other stages.",
+               refused, at other stages, as are the three keys below.",
         get: |config| Some(Value::Integer(config.persistence_threshold as i128)),
         set: |config, value, key| {
             config.persistence_threshold = unsigned(value, key)?;
@@ -85,7 +97,8 @@ pub(super) static KEYS: &[Key] = &[
     Key {
         name: "lookahead_bytes",
         unit: "bytes",
-        what: "At stage 3, the most bytes of parameters that are gathered before they are needed; 0 for none.",
+        what: "At stage 3, the most bytes of parameters that are gathered before they are needed; 0 for none. \
+               Without effect if `overlap` is false.",
         get: |config| Some(bytes_of(config.lookahead_bytes)),
         set: |config, value, key| {
             config.lookahead_bytes = bytes(value, key)?;
@@ -128,10 +141,10 @@ pub(super) static KEYS: &[Key] = &[
     Key {
         name: "clip_norm",
         unit: "L2 norm",
-        what: "Gradients with a larger global norm are scaled down to it. Not set: they stay as they are.",
+        what: "Gradients with a larger global norm are scaled down to it. Not set, or 0: they stay as they are.",
         get: |config| config.clip_norm.map(Value::Float),
         set: |config, value, key| {
-            config.clip_norm = unless_null(value, |value| float(value, key))?;
+            config.clip_norm = unless_null(value, |value| float(value, key))?.filter(|norm| *norm != 0.0);
             Ok(())
         },
     },
@@ -161,7 +174,7 @@ pub(super) static KEYS: &[Key] = &[
         what: "What layers compute in. Master weights are f32 in any case.",
         get: |config| Some(text_of(config.precision.compute.name())),
         set: |config, value, key| {
-            config.precision.compute = dtype(value, key, Precision::FLOATS)?;
+            config.precision.compute = dtype(value, key, Precision::COMPUTE)?;
             Ok(())
         },
     },
@@ -171,7 +184,7 @@ pub(super) static KEYS: &[Key] = &[
         what: "What gradients travel in between ranks; sums are taken in f32. Not set: `precision.compute`.",
         get: |config| config.precision.reduce.map(|dtype| text_of(dtype.name())),
         set: |config, value, key| {
-            config.precision.reduce = unless_null(value, |value| dtype(value, key, Precision::FLOATS))?;
+            config.precision.reduce = unless_null(value, |value| dtype(value, key, Precision::COMPUTE))?;
             Ok(())
         },
     },
@@ -181,7 +194,7 @@ pub(super) static KEYS: &[Key] = &[
         what: "What the gradients of several backwards are summed up in until the step.",
         get: |config| Some(text_of(config.precision.accumulate.name())),
         set: |config, value, key| {
-            config.precision.accumulate = dtype(value, key, Precision::FLOATS)?;
+            config.precision.accumulate = dtype(value, key, Precision::COMPUTE)?;
             Ok(())
         },
     },

@@ -32,14 +32,9 @@ pub enum DeepSpeedError {
     Refused {
         /// What became of each key, refused or not.
         report: DeepSpeedReport,
+        /// Why there is no batch plan, if that is among the reasons.
+        batch: Option<BatchError>,
     },
-    /// The batch sizes and the world do not fit.
-    #[error(transparent)]
-    Batch(
-        /// The reason, with the numbers.
-        #[from]
-        BatchError,
-    ),
     /// Values that are legal alone make no configuration together.
     #[error("the DeepSpeed configuration makes no configuration here: {0}")]
     Config(

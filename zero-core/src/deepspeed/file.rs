@@ -3,10 +3,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::draft::Draft;
-use super::key::{self, Auto, Key, Rule, When};
+use super::key::{self, Auto, Key, OrElse, Rule, When};
 use super::optimizer::OptimizerKind;
 use super::scheduler::SchedulerKind;
-use super::{DeepSpeedEntry, DeepSpeedGiven, DeepSpeedReport, DeepSpeedSource, DeepSpeedVerdict, keys};
+use super::{
+    BatchError, BatchPlan, DeepSpeedEntry, DeepSpeedGiven, DeepSpeedReport, DeepSpeedSource,
+    DeepSpeedVerdict, keys,
+};
 use crate::config::value::Value;
 
 /// What is known about a file on the way through it.
@@ -21,11 +24,16 @@ pub(super) struct File<'a> {
 }
 
 impl<'a> File<'a> {
-    /// What the entries of a file say.
-    pub(super) fn read(entries: Vec<(String, Value)>, given: &'a DeepSpeedGiven) -> (Draft, DeepSpeedReport) {
+    /// What the entries of a file say. There is no batch plan if the report refuses a key that it needs.
+    pub(super) fn read(
+        entries: Vec<(String, Value)>,
+        given: &'a DeepSpeedGiven,
+    ) -> (Draft, Option<Result<BatchPlan, BatchError>>, DeepSpeedReport) {
+        // Where it is taken for a key, that says what is wrong with it.
+        let given_lr = given.lr.filter(|lr| lr.is_finite() && *lr >= 0.0);
         let mut file = Self {
             given,
-            draft: Draft::default(),
+            draft: Draft { given_lr, ..Draft::default() },
             report: DeepSpeedReport::default(),
             seen: BTreeMap::new(),
             taken: Vec::new(),
@@ -35,13 +43,13 @@ impl<'a> File<'a> {
         (file.draft.optimizer.present, file.draft.scheduler.present) =
             (mentions("optimizer."), mentions("scheduler."));
         file.take();
-        file.draft.scheduler.optimizer_lr =
-            file.draft.optimizer.build().map(|optimizer| optimizer.lr()).or(given.lr);
+        file.take_given_rate();
         file.assume_defaults();
+        let batch = file.plan_batch();
         for (key, verdict) in file.draft.together() {
             file.overrule(key, verdict);
         }
-        (file.draft, file.report)
+        (file.draft, batch, file.report)
     }
 
     /// The entries of the table at `prefix`, which is empty for the root.
@@ -123,13 +131,16 @@ impl<'a> File<'a> {
 
     /// A key that leaves its value to what is given.
     fn auto(&mut self, path: String, key: &'static Key, by: &'static str) {
-        if let Auto::Given { field, get, or_default } = key.auto {
-            match get(self.given) {
-                Some(value) => {
+        if let Auto::Given { field, get, or } = key.auto {
+            match (get(self.given), or) {
+                (Some(value), _) => {
                     return self.keep(path, key, value, DeepSpeedSource::Given(field), honoured(by));
                 }
-                None if or_default => {}
-                None => {
+                (None, OrElse::Default) => {}
+                (None, OrElse::Division) => {
+                    return self.keep(path, key, key.default(), DeepSpeedSource::Default, honoured(by));
+                }
+                (None, OrElse::Refusal) => {
                     let why = format!("set `{field}` of DeepSpeedGiven, or write the value");
                     return self.enter(path, &Value::Text("auto".into()), DeepSpeedVerdict::refused(why));
                 }
@@ -197,16 +208,71 @@ impl<'a> File<'a> {
         }
     }
 
-    /// Enters what counts and the file does not say.
+    /// Takes the rate that a scheduler needs from what is given, if the file has no optimizer to take it from.
+    fn take_given_rate(&mut self) {
+        let name = match self.draft.scheduler.kind {
+            Some(SchedulerKind::WarmupLr) => "scheduler.params.warmup_max_lr",
+            Some(SchedulerKind::WarmupCosineLr) => "optimizer.params.lr",
+            _ => return,
+        };
+        let (None, Some(lr)) = (self.draft.optimizer.kind, self.given.lr) else { return };
+        if !self.seen.contains_key(name) {
+            self.assume(name, &Value::Float(lr), DeepSpeedSource::Given("lr"));
+        }
+    }
+
+    /// Takes what counts and the file does not say.
     fn assume_defaults(&mut self) {
         for key in keys::all() {
-            let Rule::Taken { by, when, .. } = key.rule else { continue };
-            if when.has_default() && self.idle(when).is_none() && !self.seen.contains_key(key.name) {
-                let (value, source) = (key.default().to_string(), DeepSpeedSource::Default);
-                let (key, verdict) = (key.name.to_owned(), honoured(by));
-                self.report.entries.push(DeepSpeedEntry { key, value, source, verdict });
+            let Rule::Taken { when, .. } = key.rule else { continue };
+            let counts = when != When::Present && self.idle(when).is_none();
+            if counts && !self.seen.contains_key(key.name) {
+                self.assume(key.name, &key.default_beside(&self.draft), DeepSpeedSource::Default);
             }
         }
+    }
+
+    /// Takes and enters a value that is not the file's.
+    fn assume(&mut self, name: &'static str, value: &Value, source: DeepSpeedSource) {
+        let Some(Key { rule: Rule::Taken { by, set, .. }, .. }) = key::find(name) else { return };
+        let verdict = set(&mut self.draft, value).map_or_else(DeepSpeedVerdict::refused, |()| honoured(by));
+        self.seen.insert(name.to_owned(), name.to_owned());
+        let (key, value) = (name.to_owned(), value.to_string());
+        self.report.entries.push(DeepSpeedEntry { key, value, source, verdict });
+    }
+
+    /// Plans the batch, and enters what is wrong with it or follows from it; `None` if one of its keys is refused.
+    fn plan_batch(&mut self) -> Option<Result<BatchPlan, BatchError>> {
+        const TRAIN: &str = "train_batch_size";
+        const MICRO: &str = "train_micro_batch_size_per_gpu";
+        const STEPS: &str = "gradient_accumulation_steps";
+        if self.report.refused().any(|(entry, _)| [TRAIN, MICRO, STEPS].contains(&entry.key.as_str())) {
+            return None;
+        }
+        let Draft { train_batch_size, micro_batch_size, accumulation_steps, .. } = self.draft;
+        let plan =
+            BatchPlan::new(train_batch_size, micro_batch_size, accumulation_steps, self.given.world_size);
+        match &plan {
+            Ok(plan) => {
+                for (name, number) in [
+                    (TRAIN, plan.train_batch_size),
+                    (MICRO, plan.micro_batch_size_per_rank),
+                    (STEPS, plan.accumulation_steps),
+                ] {
+                    let followed = |entry: &&mut DeepSpeedEntry| {
+                        entry.key == name && entry.source == DeepSpeedSource::Default
+                    };
+                    if let Some(entry) = self.report.entries.iter_mut().find(followed) {
+                        entry.value = number.to_string();
+                    }
+                }
+            }
+            Err(BatchError::Zero { key }) => {
+                self.overrule(key, DeepSpeedVerdict::refused("must be at least 1"));
+            }
+            Err(error) => self.overrule(TRAIN, DeepSpeedVerdict::refused(error.to_string())),
+        }
+        Some(plan)
     }
 
     /// Replaces the verdict on a key, which the file may not have, unless it is refused already.

@@ -18,7 +18,7 @@ use crate::{DType, WorldSize};
 pub struct DeepSpeedGiven {
     /// The number of ranks that train on different samples.
     pub world_size: WorldSize,
-    /// `train_batch_size`.
+    /// `train_batch_size`; a batch key that is neither written nor given follows from the others.
     pub train_batch_size: Option<usize>,
     /// `train_micro_batch_size_per_gpu`.
     pub micro_batch_size_per_rank: Option<usize>,

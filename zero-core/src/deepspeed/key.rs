@@ -18,6 +18,10 @@ pub(super) struct Key {
     pub(super) rule: Rule,
     /// What `"auto"` stands for.
     pub(super) auto: Auto,
+    /// More about what becomes of it, for the documentation alone; often empty.
+    pub(super) note: &'static str,
+    /// The default where other keys make it another one than [`default`](Self::default).
+    pub(super) own_default: fn(&Draft) -> Option<Value>,
 }
 
 /// What becomes of a key.
@@ -25,7 +29,7 @@ pub(super) struct Key {
 pub(super) enum Rule {
     /// It is followed.
     Taken {
-        /// The part of the import that holds the value.
+        /// The part of the import that holds the value, and nothing else.
         by: &'static str,
         /// When it counts.
         when: When,
@@ -69,9 +73,9 @@ pub(super) enum When {
     DynamicScale,
     /// If the file has it.
     Present,
-    /// If the file has it; with another optimizer it is refused.
+    /// As `Always` with these optimizers; with another one it is refused.
     Optimizer(&'static [OptimizerKind]),
-    /// If the file has it; with another scheduler it is refused.
+    /// As `Always` with these schedulers; with another one it is refused.
     Scheduler(&'static [SchedulerKind]),
 }
 
@@ -86,14 +90,25 @@ pub(super) enum Auto {
         field: &'static str,
         /// Its value.
         get: fn(&DeepSpeedGiven) -> Option<Value>,
-        /// Whether DeepSpeed's default does if it is not given.
-        or_default: bool,
+        /// What it stands for if that is not given.
+        or: OrElse,
     },
+}
+
+/// What `"auto"` stands for if it is not given.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) enum OrElse {
+    /// Nothing: it has to be given.
+    Refusal,
+    /// DeepSpeed's default.
+    Default,
+    /// What follows from the other batch keys, as if the file did not have it.
+    Division,
 }
 
 impl Key {
     const fn new(name: &'static str, default: &'static str, rule: Rule) -> Self {
-        Self { name, default, rule, auto: Auto::Default }
+        Self { name, default, rule, auto: Auto::Default, note: "", own_default: |_| None }
     }
 
     /// A key that is followed when `when` says so.
@@ -136,28 +151,41 @@ impl Key {
     }
 
     /// The field that `"auto"` stands for.
-    pub(super) const fn given(
+    pub(super) const fn given(self, field: &'static str, get: fn(&DeepSpeedGiven) -> Option<Value>) -> Self {
+        self.given_or(OrElse::Refusal, field, get)
+    }
+
+    /// The field that `"auto"` stands for, and what it does if that is not given.
+    pub(super) const fn given_or(
         mut self,
+        or: OrElse,
         field: &'static str,
         get: fn(&DeepSpeedGiven) -> Option<Value>,
     ) -> Self {
-        self.auto = Auto::Given { field, get, or_default: false };
+        self.auto = Auto::Given { field, get, or };
         self
     }
 
-    /// As [`given`](Self::given), or DeepSpeed's default if that is not given.
-    pub(super) const fn given_or_default(
-        mut self,
-        field: &'static str,
-        get: fn(&DeepSpeedGiven) -> Option<Value>,
-    ) -> Self {
-        self.auto = Auto::Given { field, get, or_default: true };
+    /// More for the documentation.
+    pub(super) const fn note(mut self, note: &'static str) -> Self {
+        self.note = note;
+        self
+    }
+
+    /// A default that depends on other keys.
+    pub(super) const fn or_own(mut self, own_default: fn(&Draft) -> Option<Value>) -> Self {
+        self.own_default = own_default;
         self
     }
 
     /// DeepSpeed's default.
     pub(super) fn default(&self) -> Value {
         json(self.default)
+    }
+
+    /// DeepSpeed's default, with other keys as they are.
+    pub(super) fn default_beside(&self, draft: &Draft) -> Value {
+        (self.own_default)(draft).unwrap_or_else(|| self.default())
     }
 
     /// Whether it stands for all keys of a table and `path` is of one of them.
@@ -182,13 +210,6 @@ impl Key {
             (Value::Table(_), _) => Some("write an object"),
             (Value::Integer(_), _) => Some(AN_INTEGER),
         }
-    }
-}
-
-impl When {
-    /// Whether a key counts without being in the file.
-    pub(super) fn has_default(self) -> bool {
-        matches!(self, Self::Always | Self::StageThree | Self::Fp16 | Self::DynamicScale)
     }
 }
 

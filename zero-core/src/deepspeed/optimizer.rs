@@ -93,18 +93,17 @@ impl OptimizerKind {
     pub(super) const SGD: &'static [Self] = &[Self::Sgd];
 }
 
-/// What a file says about the optimizer.
+/// What a file says about the optimizer, with DeepSpeed's defaults.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct OptimizerDraft {
     /// Whether the file has anything about it.
     pub(super) present: bool,
     pub(super) kind: Option<OptimizerKind>,
-    pub(super) lr: Option<f64>,
-    pub(super) betas: Option<[f64; 2]>,
-    pub(super) eps: Option<f64>,
-    pub(super) weight_decay: Option<f64>,
-    /// Not set: true.
-    pub(super) adam_w_mode: Option<bool>,
+    pub(super) lr: f64,
+    pub(super) betas: [f64; 2],
+    pub(super) eps: f64,
+    pub(super) weight_decay: f64,
+    pub(super) adam_w_mode: bool,
     pub(super) torch_adam: bool,
     pub(super) lr_decay: f64,
     pub(super) momentum: f64,
@@ -127,34 +126,26 @@ impl OptimizerDraft {
         verdicts
     }
 
-    /// The optimizer, with the defaults of what DeepSpeed would build.
+    /// Whether the decay of Adam is decoupled.
+    pub(super) fn is_decoupled(&self) -> bool {
+        self.kind == Some(OptimizerKind::AdamW) || self.adam_w_mode
+    }
+
+    /// The optimizer that DeepSpeed would build.
     pub(super) fn build(&self) -> Option<DeepSpeedOptimizer> {
-        let kind = self.kind?;
-        let decoupled = kind == OptimizerKind::AdamW || self.adam_w_mode.unwrap_or(true);
-        // PyTorch's AdamW, which `torch_adam` asks for, has a decay of its own.
-        let decay = if kind != OptimizerKind::Sgd && self.torch_adam && decoupled { 0.01 } else { 0.0 };
-        let weight_decay = self.weight_decay.unwrap_or(decay);
-        let lr = self.lr.unwrap_or(if kind == OptimizerKind::Adagrad { 0.01 } else { 0.001 });
-        let betas = self.betas.unwrap_or([0.9, 0.999]);
-        Some(match kind {
+        let Self { lr, betas, eps, weight_decay, lr_decay, momentum, dampening, nesterov, .. } = *self;
+        Some(match self.kind? {
             OptimizerKind::Adam | OptimizerKind::AdamW => {
-                let adam = DeepSpeedAdam { lr, betas, eps: self.eps.unwrap_or(1e-8), weight_decay };
-                if decoupled { DeepSpeedOptimizer::AdamW(adam) } else { DeepSpeedOptimizer::Adam(adam) }
+                let adam = DeepSpeedAdam { lr, betas, eps, weight_decay };
+                if self.is_decoupled() {
+                    DeepSpeedOptimizer::AdamW(adam)
+                } else {
+                    DeepSpeedOptimizer::Adam(adam)
+                }
             }
             OptimizerKind::Lion => DeepSpeedOptimizer::Lion { lr, betas, weight_decay },
-            OptimizerKind::Adagrad => DeepSpeedOptimizer::Adagrad {
-                lr,
-                lr_decay: self.lr_decay,
-                eps: self.eps.unwrap_or(1e-10),
-                weight_decay,
-            },
-            OptimizerKind::Sgd => DeepSpeedOptimizer::Sgd {
-                lr,
-                momentum: self.momentum,
-                dampening: self.dampening,
-                nesterov: self.nesterov,
-                weight_decay,
-            },
+            OptimizerKind::Adagrad => DeepSpeedOptimizer::Adagrad { lr, lr_decay, eps, weight_decay },
+            OptimizerKind::Sgd => DeepSpeedOptimizer::Sgd { lr, momentum, dampening, nesterov, weight_decay },
         })
     }
 }

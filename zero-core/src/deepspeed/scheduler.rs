@@ -1,6 +1,7 @@
 //! The learning rates that a file describes.
 
 use std::f64::consts::PI;
+use std::num::NonZeroU64;
 
 use super::DeepSpeedVerdict;
 
@@ -18,15 +19,15 @@ pub enum DeepSpeedScheduler {
         /// The last rate.
         max_lr: f64,
     },
-    /// Up to a rate, and down to 0 in a line.
+    /// Up to a rate, and back down in a line.
     WarmupDecayLr {
         /// The way up.
         warmup: DeepSpeedWarmup,
-        /// The first rate.
+        /// The first rate, and the last.
         min_lr: f64,
         /// The highest rate.
         max_lr: f64,
-        /// The step at which the rate is 0.
+        /// The step after which the rate is `min_lr` again.
         total_steps: u64,
     },
     /// Up to a rate, and down in half a cosine.
@@ -48,10 +49,10 @@ pub enum DeepSpeedScheduler {
         min_lr: f64,
         /// The rate in between.
         max_lr: f64,
-        /// Steps on the way up, above 0.
-        first_steps: f64,
+        /// Steps on the way up.
+        first_steps: NonZeroU64,
         /// Steps on the way down.
-        second_steps: f64,
+        second_steps: u64,
         /// In how many stairs the rate goes up; 0 for none.
         first_stairs: u64,
         /// In how many stairs the rate goes down; 0 for none.
@@ -66,7 +67,7 @@ pub enum DeepSpeedScheduler {
         /// The first rate.
         min_lr: f64,
         /// Steps to which `step_rate` belongs.
-        step_size: u64,
+        step_size: NonZeroU64,
         /// By how much of `min_lr` the rate grows.
         step_rate: f64,
         /// Whether it grows once in `step_size` steps, or at each.
@@ -77,18 +78,24 @@ pub enum DeepSpeedScheduler {
 /// The way up to a learning rate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct DeepSpeedWarmup {
-    /// Steps, at least 2.
+    /// Steps; fewer than 2 are 2.
     pub steps: u64,
     /// Whether the rate grows in a line, or with the logarithm of the steps.
     pub linear: bool,
 }
 
 impl DeepSpeedWarmup {
+    /// The steps that it takes.
+    fn steps(self) -> u64 {
+        self.steps.max(2)
+    }
+
     fn gamma(self, iteration: u64) -> Option<f64> {
-        if iteration >= self.steps {
+        let steps = self.steps();
+        if iteration >= steps {
             return None;
         }
-        let (iteration, steps) = (iteration as f64, self.steps as f64);
+        let (iteration, steps) = (iteration as f64, steps as f64);
         Some(if self.linear { iteration / steps } else { 1.0 / steps.ln() * (iteration + 1.0).ln() })
     }
 }
@@ -115,7 +122,7 @@ impl DeepSpeedScheduler {
             Self::WarmupDecayLr { warmup, min_lr, max_lr, total_steps } => {
                 let gamma = warmup.gamma(iteration).unwrap_or_else(|| {
                     let left = total_steps as f64 - iteration as f64;
-                    let decay = total_steps as f64 - warmup.steps as f64;
+                    let decay = total_steps as f64 - warmup.steps() as f64;
                     (left / decay.max(1.0)).max(0.0)
                 });
                 min_lr + (max_lr - min_lr) * gamma
@@ -124,9 +131,9 @@ impl DeepSpeedScheduler {
                 let ratio = match warmup.gamma(iteration) {
                     Some(gamma) => min_ratio + gamma * (1.0 - min_ratio),
                     None => {
-                        let done = (iteration - warmup.steps) as f64 + 1.0;
+                        let done = (iteration - warmup.steps()) as f64 + 1.0;
                         let progress =
-                            (done / total_steps.saturating_sub(warmup.steps).max(1) as f64).min(1.0);
+                            (done / total_steps.saturating_sub(warmup.steps()).max(1) as f64).min(1.0);
                         let cosine = (1.0 + (PI * progress).cos()) / 2.0;
                         (cos_min_ratio + (1.0 - cos_min_ratio) * cosine).max(0.0)
                     }
@@ -134,7 +141,7 @@ impl DeepSpeedScheduler {
                 lr * ratio
             }
             Self::OneCycle { min_lr, max_lr, first_steps, second_steps, decay_steps, decay_rate, .. } => {
-                let total = first_steps + second_steps;
+                let total = first_steps.get() as f64 + second_steps as f64;
                 if (iteration as f64) < total {
                     return min_lr + (max_lr - min_lr) * self.cycle(step as f64);
                 }
@@ -144,7 +151,7 @@ impl DeepSpeedScheduler {
                 min_lr / (1.0 + decay_rate * ((step as f64 - total) / decay_steps as f64))
             }
             Self::LrRangeTest { min_lr, step_size, step_rate, staircase } => {
-                let interval = step as f64 / step_size as f64;
+                let interval = step as f64 / step_size.get() as f64;
                 min_lr * (1.0 + step_rate * if staircase { interval.floor() } else { interval })
             }
         }
@@ -166,6 +173,7 @@ impl DeepSpeedScheduler {
         let Self::OneCycle { first_steps, second_steps, first_stairs, second_stairs, .. } = *self else {
             return 0.0;
         };
+        let (first_steps, second_steps) = (first_steps.get() as f64, second_steps as f64);
         let total = first_steps + second_steps;
         let ratio = first_steps / total;
         let x = 1.0 + step / total - (1.0 + step / total).floor();
@@ -211,65 +219,54 @@ impl SchedulerKind {
 }
 
 /// What a file says about the scheduler, with DeepSpeed's defaults.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct SchedulerDraft {
     /// Whether the file has anything about it.
     pub(super) present: bool,
     pub(super) kind: Option<SchedulerKind>,
-    /// The optimizer's rate, if anything says it.
-    pub(super) optimizer_lr: Option<f64>,
     pub(super) min_lr: f64,
     pub(super) max_lr: Option<f64>,
-    pub(super) warmup: DeepSpeedWarmup,
+    pub(super) warmup_steps: u64,
+    pub(super) linear: bool,
     pub(super) total_steps: Option<u64>,
     pub(super) min_ratio: f64,
     pub(super) cos_min_ratio: f64,
     pub(super) cycle_min_lr: Option<f64>,
     pub(super) cycle_max_lr: Option<f64>,
-    pub(super) first_steps: f64,
-    pub(super) second_steps: Option<f64>,
+    /// Above 0.
+    pub(super) first_steps: u64,
+    pub(super) second_steps: Option<u64>,
     pub(super) first_stairs: u64,
     pub(super) second_stairs: Option<u64>,
     pub(super) decay_steps: u64,
     pub(super) decay_rate: f64,
     pub(super) cycle_momentum: bool,
     pub(super) range_min_lr: f64,
+    /// Above 0.
     pub(super) step_size: u64,
     pub(super) step_rate: f64,
     pub(super) staircase: bool,
 }
 
-impl Default for SchedulerDraft {
-    fn default() -> Self {
-        Self {
-            present: false,
-            kind: None,
-            optimizer_lr: None,
-            min_lr: 0.0,
-            max_lr: None,
-            warmup: DeepSpeedWarmup { steps: 1000, linear: false },
-            total_steps: None,
-            min_ratio: 0.0,
-            cos_min_ratio: 0.0001,
-            cycle_min_lr: None,
-            cycle_max_lr: None,
-            first_steps: 2000.0,
-            second_steps: None,
-            first_stairs: 0,
-            second_stairs: None,
-            decay_steps: 0,
-            decay_rate: 0.0,
-            cycle_momentum: true,
-            range_min_lr: 0.001,
-            step_size: 2000,
-            step_rate: 1.0,
-            staircase: false,
-        }
-    }
-}
-
 impl SchedulerDraft {
-    pub(super) fn together(&self) -> Vec<(&'static str, DeepSpeedVerdict)> {
+    /// The rate that a warm-up leads to.
+    pub(super) fn peak_lr(&self, optimizer_lr: Option<f64>) -> Option<f64> {
+        let default = match self.kind {
+            Some(SchedulerKind::WarmupDecayLr) => Some(0.001),
+            _ => optimizer_lr,
+        };
+        self.max_lr.or(default)
+    }
+
+    pub(super) fn second_steps(&self) -> u64 {
+        self.second_steps.unwrap_or(self.first_steps)
+    }
+
+    pub(super) fn second_stairs(&self) -> u64 {
+        self.second_stairs.unwrap_or(self.first_stairs)
+    }
+
+    pub(super) fn together(&self, optimizer_lr: Option<f64>) -> Vec<(&'static str, DeepSpeedVerdict)> {
         let mut verdicts = Vec::new();
         let mut refuse = |key, why: &str| verdicts.push((key, DeepSpeedVerdict::refused(why)));
         let Some(kind) = self.kind else {
@@ -288,13 +285,13 @@ impl SchedulerDraft {
                 "the scheduler needs it; write the steps of the training",
             );
         }
-        if kind == SchedulerKind::WarmupLr && self.max_lr.is_none() && self.optimizer_lr.is_none() {
+        if kind == SchedulerKind::WarmupLr && self.peak_lr(optimizer_lr).is_none() {
             refuse(
                 "scheduler.params.warmup_max_lr",
                 "is the optimizer's rate, which nothing says; write it, or set `lr` of DeepSpeedGiven",
             );
         }
-        if kind == SchedulerKind::WarmupCosineLr && self.optimizer_lr.is_none() {
+        if kind == SchedulerKind::WarmupCosineLr && optimizer_lr.is_none() {
             refuse(
                 "optimizer.params.lr",
                 "the scheduler needs it; write an optimizer with it, or set `lr` of DeepSpeedGiven",
@@ -318,23 +315,23 @@ impl SchedulerDraft {
     }
 
     /// The scheduler; `None` also if something is missing that [`together`](Self::together) refuses.
-    pub(super) fn build(&self) -> Option<DeepSpeedScheduler> {
-        let warmup = DeepSpeedWarmup { steps: self.warmup.steps.max(2), ..self.warmup };
+    pub(super) fn build(&self, optimizer_lr: Option<f64>) -> Option<DeepSpeedScheduler> {
+        let warmup = DeepSpeedWarmup { steps: self.warmup_steps, linear: self.linear };
         Some(match self.kind? {
             SchedulerKind::WarmupLr => DeepSpeedScheduler::WarmupLr {
                 warmup,
                 min_lr: self.min_lr,
-                max_lr: self.max_lr.or(self.optimizer_lr)?,
+                max_lr: self.peak_lr(optimizer_lr)?,
             },
             SchedulerKind::WarmupDecayLr => DeepSpeedScheduler::WarmupDecayLr {
                 warmup,
                 min_lr: self.min_lr,
-                max_lr: self.max_lr.unwrap_or(0.001),
+                max_lr: self.peak_lr(optimizer_lr)?,
                 total_steps: self.total_steps?,
             },
             SchedulerKind::WarmupCosineLr => DeepSpeedScheduler::WarmupCosineLr {
                 warmup,
-                lr: self.optimizer_lr?,
+                lr: optimizer_lr?,
                 min_ratio: self.min_ratio,
                 cos_min_ratio: self.cos_min_ratio,
                 total_steps: self.total_steps?,
@@ -342,16 +339,16 @@ impl SchedulerDraft {
             SchedulerKind::OneCycle => DeepSpeedScheduler::OneCycle {
                 min_lr: self.cycle_min_lr?,
                 max_lr: self.cycle_max_lr?,
-                first_steps: self.first_steps,
-                second_steps: self.second_steps.unwrap_or(self.first_steps),
+                first_steps: NonZeroU64::new(self.first_steps)?,
+                second_steps: self.second_steps(),
                 first_stairs: self.first_stairs,
-                second_stairs: self.second_stairs.unwrap_or(self.first_stairs),
+                second_stairs: self.second_stairs(),
                 decay_steps: self.decay_steps,
                 decay_rate: self.decay_rate,
             },
             SchedulerKind::LrRangeTest => DeepSpeedScheduler::LrRangeTest {
                 min_lr: self.range_min_lr,
-                step_size: self.step_size,
+                step_size: NonZeroU64::new(self.step_size)?,
                 step_rate: self.step_rate,
                 staircase: self.staircase,
             },

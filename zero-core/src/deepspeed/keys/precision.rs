@@ -49,38 +49,38 @@ pub(super) static KEYS: &[Key] = &[
         "fp16.loss_scale",
         "0.0",
         When::Fp16,
-        "`loss_scale.mode`, dynamic for 0, and `loss_scale.scale`",
+        "`loss_scale.mode` and `loss_scale.scale`",
         |draft, value| {
             let scales = |scale| scale == 0.0 || (LossScaling::MIN..=LossScaling::MAX).contains(&scale);
             draft.loss_scale = number(value, "0 for a dynamic one, or from 2^-126 to 2^126", scales)?;
             Ok(())
         },
-    ),
+    )
+    .note("dynamic for 0"),
     Key::taken(
         "fp16.initial_scale_power",
         "16",
         When::DynamicScale,
-        "`loss_scale.initial_scale`, 2 to this power",
+        "`loss_scale.initial_scale`",
         |draft, value| {
-            draft.initial_scale_power = i32::try_from(integer(value)?)
-                .ok()
-                .filter(|power| (-126..=126).contains(power))
-                .ok_or("must be from -126 to 126")?;
+            let power = i32::try_from(integer(value)?).ok().filter(|power| (-126..=126).contains(power));
+            draft.dynamic_scale.initial_scale = f64::from(power.ok_or("must be from -126 to 126")?).exp2();
             Ok(())
         },
-    ),
+    )
+    .note("2 to this power"),
     Key::taken(
         "fp16.loss_scale_window",
         "1000",
         When::DynamicScale,
         "`loss_scale.window`",
         |draft, value| {
-            draft.window = positive(value)?;
+            draft.dynamic_scale.window = positive(value)?;
             Ok(())
         },
     ),
     Key::taken("fp16.hysteresis", "2", When::DynamicScale, "`loss_scale.hysteresis`", |draft, value| {
-        draft.hysteresis = positive(value)?;
+        draft.dynamic_scale.hysteresis = positive(value)?;
         Ok(())
     }),
     Key::taken(
@@ -89,21 +89,16 @@ pub(super) static KEYS: &[Key] = &[
         When::DynamicScale,
         "`loss_scale.consecutive_hysteresis`",
         |draft, value| {
-            draft.consecutive_hysteresis = boolean(value)?;
+            draft.dynamic_scale.consecutive_hysteresis = boolean(value)?;
             Ok(())
         },
     ),
-    Key::taken(
-        "fp16.min_loss_scale",
-        "1",
-        When::DynamicScale,
-        "`loss_scale.min_scale`, at which an overflow is an error",
-        |draft, value| {
-            let scales = |scale| (1.0..=LossScaling::MAX).contains(&scale);
-            draft.min_scale = number(value, "from 1 to 2^126", scales)?;
-            Ok(())
-        },
-    ),
+    Key::taken("fp16.min_loss_scale", "1", When::DynamicScale, "`loss_scale.min_scale`", |draft, value| {
+        let scales = |scale| (1.0..=LossScaling::MAX).contains(&scale);
+        draft.dynamic_scale.min_scale = number(value, "from 1 to 2^126", scales)?;
+        Ok(())
+    })
+    .note("an overflow at it is an error"),
     Key::nearly(
         "fp16.fp16_master_weights_and_grads",
         "false",
@@ -120,10 +115,13 @@ pub(super) static KEYS: &[Key] = &[
         "true",
         "a step whose gradients are not finite is skipped in every precision",
     ),
-    Key::nearly(
-        "bf16.bf16_master_weights_and_grads",
-        "false",
-        "master weights stay f32 and take 2 bytes more per element; gradients follow `data_types`",
+    Key::taken("bf16.bf16_master_weights_and_grads", "false", When::Always, "`precision`", |draft, value| {
+        draft.bf16_masters = boolean(value)?;
+        Ok(())
+    })
+    .note(
+        "if true, approximated: master weights stay f32 and take 2 bytes more per element; gradients follow \
+         `data_types`",
     ),
     Key::taken(
         "bf16.bf16_optimizer_states",
@@ -134,7 +132,8 @@ pub(super) static KEYS: &[Key] = &[
             draft.bf16_states = boolean(value)?;
             Ok(())
         },
-    ),
+    )
+    .note("if true, refused where DeepSpeed does: at stage 0, and without bf16_master_weights_and_grads"),
     Key::taken("data_types.param_dtype", "null", When::Present, "`precision.compute`", |draft, value| {
         draft.parameters = optional(value, dtype)?;
         Ok(())
@@ -143,23 +142,19 @@ pub(super) static KEYS: &[Key] = &[
         "data_types.grad_accum_dtype",
         "null",
         When::Always,
-        "`precision.accumulate`, the dtype layers compute in for null",
+        "`precision.accumulate`",
         |draft, value| {
             draft.accumulate = optional(value, dtype)?;
             Ok(())
         },
-    ),
+    )
+    .note("the dtype layers compute in for null"),
     Key::off("data_types.buffer_dtype", "null", &["null"], "buffers keep their dtype; remove it"),
-    Key::taken(
-        "communication_data_type",
-        "null",
-        When::Always,
-        "`precision.reduce`, the dtype layers compute in for null; sums are taken in f32",
-        |draft, value| {
-            draft.reduce = optional(value, dtype)?;
-            Ok(())
-        },
-    ),
+    Key::taken("communication_data_type", "null", When::Always, "`precision.reduce`", |draft, value| {
+        draft.reduce = optional(value, dtype)?;
+        Ok(())
+    })
+    .note("the dtype layers compute in for null; sums are taken in f32"),
     Key::not_true("torch_autocast.enabled", NO_AMP),
     Key::ignored("torch_autocast.dtype", "\"bfloat16\"", "there is no automatic mixed precision"),
     Key::ignored(

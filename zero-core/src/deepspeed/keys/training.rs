@@ -1,7 +1,7 @@
 //! Keys of the top level: batches, gradients, logs.
 
 use crate::config::value::Value;
-use crate::deepspeed::key::{Key, When, count, number, optional};
+use crate::deepspeed::key::{Key, OrElse, When, count, number, optional};
 
 /// Samples or backwards, if any; 0 is for the batch plan to refuse.
 fn samples(value: &Value) -> Result<Option<usize>, String> {
@@ -23,29 +23,26 @@ pub(super) static KEYS: &[Key] = &[
         draft.train_batch_size = samples(value)?;
         Ok(())
     })
-    .given("train_batch_size", |given| of_usize(given.train_batch_size)),
+    .given_or(OrElse::Division, "train_batch_size", |given| of_usize(given.train_batch_size)),
     Key::taken("train_micro_batch_size_per_gpu", "null", When::Present, "`BatchPlan`", |draft, value| {
         draft.micro_batch_size = samples(value)?;
         Ok(())
     })
-    .given("micro_batch_size_per_rank", |given| of_usize(given.micro_batch_size_per_rank)),
+    .given_or(OrElse::Division, "micro_batch_size_per_rank", |given| {
+        of_usize(given.micro_batch_size_per_rank)
+    }),
     Key::taken("gradient_accumulation_steps", "null", When::Present, "`BatchPlan`", |draft, value| {
         draft.accumulation_steps = samples(value)?;
         Ok(())
     })
-    .given("accumulation_steps", |given| of_usize(given.accumulation_steps)),
+    .given_or(OrElse::Division, "accumulation_steps", |given| of_usize(given.accumulation_steps)),
     Key::ignored("managed_gradient_accumulation", "true", "the program says when a step is due"),
-    Key::taken(
-        "gradient_clipping",
-        "1.0",
-        When::Always,
-        "`clip_norm`, not set for 0; before DeepSpeed 0.19.3 the default was 0",
-        |draft, value| {
-            draft.clip_norm = number(value, "0 for no clipping, or a norm above", |norm| norm >= 0.0)?;
-            Ok(())
-        },
-    )
-    .given("clip_norm", |given| given.clip_norm.map(Value::Float)),
+    Key::taken("gradient_clipping", "1.0", When::Always, "`clip_norm`", |draft, value| {
+        draft.clip_norm = number(value, "0 for no clipping, or a norm above", |norm| norm >= 0.0)?;
+        Ok(())
+    })
+    .given("clip_norm", |given| given.clip_norm.map(Value::Float))
+    .note("not set for 0; before DeepSpeed 0.19.3 the default was 0"),
     Key::nearly(
         "prescale_gradients",
         "false",

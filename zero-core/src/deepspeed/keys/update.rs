@@ -1,6 +1,7 @@
 //! Keys of the optimizer and of the learning rate.
 
 use crate::config::value::Value;
+use crate::deepspeed::draft::Draft;
 use crate::deepspeed::key::{Key, When, boolean, choice, count, number, optional};
 use crate::deepspeed::optimizer::OptimizerKind;
 use crate::deepspeed::scheduler::SchedulerKind;
@@ -27,21 +28,21 @@ fn rate(value: &Value) -> Result<f64, String> {
     }
 }
 
+/// A default of Adagrad alone.
+fn of_adagrad(draft: &Draft, default: f64) -> Option<Value> {
+    (draft.optimizer.kind == Some(OptimizerKind::Adagrad)).then_some(Value::Float(default))
+}
+
 fn of_u64(value: Option<u64>) -> Option<Value> {
     value.map(|number| Value::Integer(number.into()))
 }
 
 pub(super) static KEYS: &[Key] = &[
-    Key::taken(
-        "optimizer.type",
-        "null",
-        When::Present,
-        "`DeepSpeedOptimizer`; `Adam` is `AdamW` unless adam_w_mode is false",
-        |draft, value| {
-            draft.optimizer.kind = optional(value, |value| choice(value, OptimizerKind::NAMES))?;
-            Ok(())
-        },
-    ),
+    Key::taken("optimizer.type", "null", When::Present, OPTIMIZER, |draft, value| {
+        draft.optimizer.kind = optional(value, |value| choice(value, OptimizerKind::NAMES))?;
+        Ok(())
+    })
+    .note("`Adam` is `AdamW` unless adam_w_mode is false"),
     Key::ignored("optimizer.legacy_fusion", "false", OF_KERNELS),
     Key::taken(
         "optimizer.params.lr",
@@ -49,11 +50,13 @@ pub(super) static KEYS: &[Key] = &[
         When::Optimizer(OptimizerKind::ALL),
         OPTIMIZER,
         |draft, value| {
-            draft.optimizer.lr = Some(rate(value)?);
+            draft.optimizer.lr = rate(value)?;
             Ok(())
         },
     )
-    .given("lr", |given| given.lr.map(Value::Float)),
+    .given("lr", |given| given.lr.map(Value::Float))
+    .or_own(|draft| of_adagrad(draft, 0.01))
+    .note("0.01 by default for Adagrad"),
     Key::taken(
         "optimizer.params.betas",
         "[0.9, 0.999]",
@@ -62,7 +65,7 @@ pub(super) static KEYS: &[Key] = &[
         |draft, value| {
             draft.optimizer.betas = match value {
                 Value::Array(betas) => match betas.as_slice() {
-                    [first, second] => Some([share(first)?, share(second)?]),
+                    [first, second] => [share(first)?, share(second)?],
                     _ => return Err("write two numbers".into()),
                 },
                 _ => return Err("write an array of two numbers".into()),
@@ -79,29 +82,37 @@ pub(super) static KEYS: &[Key] = &[
         When::Optimizer(OptimizerKind::WITH_EPS),
         OPTIMIZER,
         |draft, value| {
-            draft.optimizer.eps = Some(amount(value)?);
+            draft.optimizer.eps = amount(value)?;
             Ok(())
         },
     )
-    .given("eps", |given| given.eps.map(Value::Float)),
+    .given("eps", |given| given.eps.map(Value::Float))
+    .or_own(|draft| of_adagrad(draft, 1e-10))
+    .note("1e-10 by default for Adagrad"),
     Key::taken(
         "optimizer.params.weight_decay",
         "0.0",
         When::Optimizer(OptimizerKind::ALL),
         OPTIMIZER,
         |draft, value| {
-            draft.optimizer.weight_decay = Some(amount(value)?);
+            draft.optimizer.weight_decay = amount(value)?;
             Ok(())
         },
     )
-    .given("weight_decay", |given| given.weight_decay.map(Value::Float)),
+    .given("weight_decay", |given| given.weight_decay.map(Value::Float))
+    .or_own(|draft| {
+        // PyTorch's AdamW has a decay of its own.
+        let optimizer = &draft.optimizer;
+        (optimizer.torch_adam && optimizer.is_decoupled()).then_some(Value::Float(0.01))
+    })
+    .note("0.01 by default for AdamW with torch_adam"),
     Key::taken(
         "optimizer.params.adam_w_mode",
         "true",
         When::Optimizer(OptimizerKind::ADAMS),
         OPTIMIZER,
         |draft, value| {
-            draft.optimizer.adam_w_mode = Some(boolean(value)?);
+            draft.optimizer.adam_w_mode = boolean(value)?;
             Ok(())
         },
     ),
@@ -109,7 +120,7 @@ pub(super) static KEYS: &[Key] = &[
         "optimizer.params.torch_adam",
         "false",
         When::Optimizer(OptimizerKind::ADAMS),
-        "`DeepSpeedOptimizer`, whose decay is 0.01 instead of 0 if it is not set",
+        OPTIMIZER,
         |draft, value| {
             draft.optimizer.torch_adam = boolean(value)?;
             Ok(())
@@ -198,25 +209,36 @@ pub(super) static KEYS: &[Key] = &[
             Ok(())
         },
     )
-    .given("lr", |given| given.lr.map(Value::Float)),
+    .given("lr", |given| given.lr.map(Value::Float))
+    .or_own(|draft| draft.scheduler.peak_lr(draft.optimizer_lr()).map(Value::Float))
+    .note("by default 0.001 for WarmupDecayLR and the optimizer's rate for WarmupLR"),
     Key::taken(
         "scheduler.params.warmup_num_steps",
         "1000",
         When::Scheduler(SchedulerKind::WARMUPS),
-        "`DeepSpeedScheduler`, at least 2",
+        SCHEDULER,
         |draft, value| {
-            draft.scheduler.warmup.steps = count(value, 1)?;
+            draft.scheduler.warmup_steps = count(value, 1)?;
             Ok(())
         },
     )
-    .given("warmup_steps", |given| of_u64(given.warmup_steps)),
+    .given("warmup_steps", |given| of_u64(given.warmup_steps))
+    .note("at least 2"),
     Key::taken(
         "scheduler.params.warmup_type",
         "\"log\"",
         When::Scheduler(SchedulerKind::WARMUPS),
         SCHEDULER,
         |draft, value| {
-            draft.scheduler.warmup.linear = choice(value, &[("log", false), ("linear", true)])?;
+            draft.scheduler.linear = match value {
+                Value::Text(word) if word == "log" => false,
+                Value::Text(word) if word == "linear" => true,
+                _ => {
+                    return Err(
+                        "must be \"log\" or \"linear\", as DeepSpeed takes all else for \"log\"".into()
+                    );
+                }
+            };
             Ok(())
         },
     ),
@@ -277,7 +299,7 @@ pub(super) static KEYS: &[Key] = &[
         When::Scheduler(SchedulerKind::CYCLE),
         SCHEDULER,
         |draft, value| {
-            draft.scheduler.first_steps = count(value, 1)? as f64;
+            draft.scheduler.first_steps = count(value, 1)?;
             Ok(())
         },
     ),
@@ -287,11 +309,12 @@ pub(super) static KEYS: &[Key] = &[
         When::Scheduler(SchedulerKind::CYCLE),
         SCHEDULER,
         |draft, value| {
-            draft.scheduler.second_steps =
-                optional(value, |value| count(value, 0))?.map(|steps| steps as f64);
+            draft.scheduler.second_steps = optional(value, |value| count(value, 0))?;
             Ok(())
         },
-    ),
+    )
+    .or_own(|draft| of_u64(Some(draft.scheduler.second_steps())))
+    .note("as cycle_first_step_size for null"),
     Key::taken(
         "scheduler.params.cycle_first_stair_count",
         "0",
@@ -311,7 +334,9 @@ pub(super) static KEYS: &[Key] = &[
             draft.scheduler.second_stairs = optional(value, |value| count(value, 0))?;
             Ok(())
         },
-    ),
+    )
+    .or_own(|draft| of_u64(Some(draft.scheduler.second_stairs())))
+    .note("as cycle_first_stair_count for null"),
     Key::taken(
         "scheduler.params.decay_step_size",
         "0",
@@ -336,12 +361,13 @@ pub(super) static KEYS: &[Key] = &[
         "scheduler.params.cycle_momentum",
         "true",
         When::Scheduler(SchedulerKind::CYCLE),
-        "if false; if true, approximated: the learning rate cycles, the optimizer's momentum stays",
+        SCHEDULER,
         |draft, value| {
             draft.scheduler.cycle_momentum = boolean(value)?;
             Ok(())
         },
-    ),
+    )
+    .note("if true, approximated: the learning rate cycles, the optimizer's momentum stays"),
     Key::ignored("scheduler.params.cycle_min_mom", "0.8", "the optimizer's momentum stays"),
     Key::ignored("scheduler.params.cycle_max_mom", "0.9", "the optimizer's momentum stays"),
     Key::ignored("scheduler.params.decay_mom_rate", "0.0", "the optimizer's momentum stays"),

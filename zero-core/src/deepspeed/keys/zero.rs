@@ -1,9 +1,9 @@
 //! Keys of `zero_optimization`.
 
 use crate::Stage;
-use crate::deepspeed::key::{Key, When, boolean, count, integer, optional};
+use crate::deepspeed::key::{Key, OrElse, When, boolean, count, integer, optional};
 
-const FOUR_BYTES: &str = "`bucket_bytes`, 4 bytes per element, as gradients are reduced in f32";
+const OF_COMPUTE: &str = "elements of the dtype layers compute in";
 const NO_OFFLOAD: &str = "nothing is offloaded; remove it, or set the device to \"none\"";
 const NOTHING_OFFLOADED: &str = "nothing is offloaded";
 const NO_QUANTIZATION: &str = "nothing is quantised on its way between ranks; write false";
@@ -22,23 +22,19 @@ pub(super) static KEYS: &[Key] = &[
         "zero_optimization.reduce_bucket_size",
         "500000000",
         When::Always,
-        FOUR_BYTES,
+        "`bucket_bytes`",
         |draft, value| {
             draft.bucket_elements = count(value, 1)?;
             Ok(())
         },
     )
-    .given_or_default("hidden_size", |given| given.of_hidden_size(1.0, 2)),
-    Key::taken(
-        "zero_optimization.overlap_comm",
-        "null",
-        When::Always,
-        "`overlap`, true at stage 3 and false at others for null",
-        |draft, value| {
-            draft.overlap = optional(value, boolean)?;
-            Ok(())
-        },
-    ),
+    .given_or(OrElse::Default, "hidden_size", |given| given.of_hidden_size(1.0, 2))
+    .note("4 bytes per element, as gradients are reduced in f32"),
+    Key::taken("zero_optimization.overlap_comm", "null", When::Always, "`overlap`", |draft, value| {
+        draft.overlap = optional(value, boolean)?;
+        Ok(())
+    })
+    .note("true at stage 3 and false at others for null"),
     Key::ignored(
         "zero_optimization.contiguous_gradients",
         "true",
@@ -56,13 +52,14 @@ pub(super) static KEYS: &[Key] = &[
         "zero_optimization.stage3_prefetch_bucket_size",
         "50000000",
         When::StageThree,
-        "`lookahead_bytes`, elements of the dtype layers compute in",
+        "`lookahead_bytes`",
         |draft, value| {
             draft.prefetch_elements = count(value, 0)?;
             Ok(())
         },
     )
-    .given_or_default("hidden_size", |given| given.of_hidden_size(0.9, 2)),
+    .given_or(OrElse::Default, "hidden_size", |given| given.of_hidden_size(0.9, 2))
+    .note(OF_COMPUTE),
     Key::taken(
         "zero_optimization.stage3_param_persistence_threshold",
         "100000",
@@ -73,7 +70,7 @@ pub(super) static KEYS: &[Key] = &[
             Ok(())
         },
     )
-    .given_or_default("hidden_size", |given| given.of_hidden_size(10.0, 1)),
+    .given_or(OrElse::Default, "hidden_size", |given| given.of_hidden_size(10.0, 1)),
     Key::nearly(
         "zero_optimization.stage3_model_persistence_threshold",
         "9223372036854775807",
@@ -83,22 +80,24 @@ pub(super) static KEYS: &[Key] = &[
         "zero_optimization.stage3_max_live_parameters",
         "1000000000",
         When::StageThree,
-        "`live_bytes`, elements of the dtype layers compute in",
+        "`live_bytes`",
         |draft, value| {
             draft.live_elements = count(value, 0)?;
             Ok(())
         },
-    ),
+    )
+    .note(OF_COMPUTE),
     Key::taken(
         "zero_optimization.stage3_max_reuse_distance",
         "1000000000",
         When::StageThree,
-        "`reuse_bytes`, elements of the dtype layers compute in",
+        "`reuse_bytes`",
         |draft, value| {
             draft.reuse_elements = count(value, 0)?;
             Ok(())
         },
-    ),
+    )
+    .note(OF_COMPUTE),
     Key::ignored("zero_optimization.stage3_gather_16bit_weights_on_model_save", "false", NO_CHECKPOINTS),
     Key::ignored(
         "zero_optimization.stage3_module_granularity_threshold",
