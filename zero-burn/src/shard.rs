@@ -9,9 +9,7 @@ use std::sync::Arc;
 use burn::module::{Module, ModuleMapper, Param, ParamId};
 use burn::tensor::{DType, Device, Tensor};
 use zero_comm::{CommError, Communicator, CommunicatorExt};
-use zero_core::{
-    Layout, Offload, Parameter, ParameterIndex, ParameterSpec, Placement, Precision, Rank, ZeroConfig,
-};
+use zero_core::{Layout, Offload, Parameter, ParameterIndex, ParameterSpec, Precision, Rank, ZeroConfig};
 
 use crate::ZeroError;
 use crate::agreement::agree;
@@ -173,7 +171,11 @@ fn settings(config: &ZeroConfig) -> Vec<String> {
         offload,
     } = config;
     let Offload {
-        optimizer: Placement { tier, path: _, fraction: _ },
+        optimizer,
+        gradients,
+        parameters,
+        delayed_update,
+        exact_steps,
         buffer_bytes: _,
         block_bytes: _,
         depth: _,
@@ -193,7 +195,10 @@ fn settings(config: &ZeroConfig) -> Vec<String> {
         format!("precision.accumulate = {accumulate}"),
         format!("precision.optimizer_state = {optimizer_state}"),
         format!("loss_scale = {:?}", config.loss_scaling()),
-        format!("offload.optimizer.tier = {tier}"),
+        format!("offload.optimizer.tier = {}", optimizer.tier),
+        format!("offload.gradients.tier = {}", gradients.tier),
+        format!("offload.parameters.tier = {}", parameters.tier),
+        format!("offload.delayed_update = {delayed_update}, exact_steps = {exact_steps}"),
     ]
 }
 

@@ -68,21 +68,35 @@ impl Placement {
 pub struct Offload {
     /// The optimizer's states.
     pub optimizer: Placement,
+    /// The reduced gradients that this rank updates by, from backward to step.
+    pub gradients: Placement,
+    /// The f32 master weights, where layers compute in 16 bits.
+    pub parameters: Placement,
     /// Memory for what is on its way between disk and update, the most that is ever taken.
     pub buffer_bytes: Bytes,
     /// Bytes of one transfer, and of what one checksum covers: a power of two from 4 KiB to 1 GiB.
     pub block_bytes: Bytes,
     /// Transfers in flight at once.
     pub depth: usize,
+    /// Whether an update runs beside the next step's forward and backward, which do not see it yet.
+    ///
+    /// Ren and others, ZeRO-Offload, 2021.
+    pub delayed_update: bool,
+    /// With [`delayed_update`](Self::delayed_update), how many steps are exact at first, while gradients change fast.
+    pub exact_steps: u64,
 }
 
 impl Default for Offload {
     fn default() -> Self {
         Self {
             optimizer: Placement::default(),
+            gradients: Placement::default(),
+            parameters: Placement::default(),
             buffer_bytes: Bytes::new(256 << 20),
             block_bytes: Bytes::new(1 << 20),
             depth: 32,
+            delayed_update: false,
+            exact_steps: 40,
         }
     }
 }

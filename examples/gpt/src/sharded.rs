@@ -79,6 +79,8 @@ impl Sharded {
             statistics.lookahead_hits as f64,
             statistics.lookahead_misses as f64,
             statistics.lookahead_wasted as f64,
+            bytes(statistics.offloaded),
+            statistics.offload_time.as_secs_f64(),
         ];
         self.zero.communicator().all_reduce(&mut numbers, ReduceOp::Max, "statistics")?;
         let (bytes, time) = (|number: f64| Bytes::new(number as u64), Duration::from_secs_f64);
@@ -93,6 +95,8 @@ impl Sharded {
             lookahead_hits: numbers[7] as u64,
             lookahead_misses: numbers[8] as u64,
             lookahead_wasted: numbers[9] as u64,
+            offloaded: bytes(numbers[10]),
+            offload_time: time(numbers[11]),
         })
     }
 }
