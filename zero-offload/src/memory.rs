@@ -1,6 +1,7 @@
 //! Memory aligned to a cache line, or to a page.
 
 use std::fmt;
+use std::mem::MaybeUninit;
 
 use bytemuck::{Pod, Zeroable};
 
@@ -12,6 +13,10 @@ pub(crate) const PAGE: usize = 4096;
 
 /// From this size on memory begins on a page: allocators deal in whole pages there, so it costs nothing.
 pub(crate) const PAGED: usize = 128 << 10;
+
+/// Bytes in a huge page, of the smallest kind that a machine has.
+#[cfg(target_os = "linux")]
+const HUGE_PAGE: usize = 2 << 20;
 
 /// One cache line: a vector of these is aligned memory without a hand-written allocation.
 #[derive(Clone, Copy)]
@@ -66,14 +71,29 @@ impl Memory {
     /// Allocates `len` zeroed bytes; none for 0. They begin on a page if they are [`PAGED`] or more.
     pub(crate) fn zeroed(len: usize) -> Self {
         if len >= PAGED {
-            return Self::pages(len);
+            return Self::infallible_pages(len);
         }
         Self { units: Units::Lines(bytemuck::zeroed_vec(len.div_ceil(LINE))), len }
     }
 
-    /// Allocates `len` zeroed bytes that begin on a page.
-    pub(crate) fn pages(len: usize) -> Self {
-        Self { units: Units::Pages(bytemuck::zeroed_vec(len.div_ceil(PAGE))), len }
+    /// Allocates `len` zeroed bytes that begin on a page; none if there is not so much memory.
+    pub(crate) fn pages(len: usize) -> Option<Self> {
+        let mut pages = Vec::new();
+        pages.try_reserve_exact(len.div_ceil(PAGE)).ok()?;
+        Some(Self::of_pages(pages, len))
+    }
+
+    /// The same, where running out of memory is a panic as with any other allocation.
+    pub(crate) fn infallible_pages(len: usize) -> Self {
+        Self::of_pages(Vec::with_capacity(len.div_ceil(PAGE)), len)
+    }
+
+    /// Zeroes `pages`, which have room for `len` bytes and hold nothing yet.
+    fn of_pages(mut pages: Vec<Page>, len: usize) -> Self {
+        // Before the first write to it decides which pages it gets.
+        prefer_huge_pages(pages.spare_capacity_mut());
+        pages.resize(len.div_ceil(PAGE), Page::zeroed());
+        Self { units: Units::Pages(pages), len }
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -106,6 +126,24 @@ impl Memory {
     }
 }
 
+/// Asks for huge pages where `memory` can hold some: a device then finds it in few pieces, which it transfers up to
+/// twice as fast.
+#[cfg(target_os = "linux")]
+fn prefer_huge_pages(memory: &mut [MaybeUninit<Page>]) {
+    use rustix::mm::{Advice, madvise};
+
+    if size_of_val(memory) >= HUGE_PAGE {
+        // SAFETY: the range is ours, and the advice changes nothing about what can be read from it.
+        let advised =
+            unsafe { madvise(memory.as_mut_ptr().cast(), size_of_val(memory), Advice::LinuxHugepage) };
+        // Only an advice: kernels without huge pages refuse it.
+        let _ = advised;
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn prefer_huge_pages(_memory: &mut [MaybeUninit<Page>]) {}
+
 impl fmt::Debug for Memory {
     // Contents are training state: large, and of no use in a log.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -133,10 +171,11 @@ mod tests {
     #[test]
     fn pages_are_whole_up_to_the_last() {
         for (len, whole) in [(0, 0), (1, PAGE), (PAGE, PAGE), (PAGE + 1, 2 * PAGE)] {
-            let mut memory = Memory::pages(len);
+            let mut memory = Memory::pages(len).unwrap();
             assert_eq!((memory.bytes().len(), memory.bytes().as_ptr().addr() % PAGE), (len, 0));
             assert_eq!(memory.whole_pages_mut().map(|whole| whole.len()), Some(whole));
         }
+        assert!(Memory::pages(usize::MAX).is_none());
         assert!(Memory::zeroed(PAGED - 1).whole_pages_mut().is_none());
     }
 }

@@ -19,7 +19,7 @@ const LEAST_TILES: usize = 3;
 /// Updates tables that are larger than memory, in tiles that pass through a fixed amount of it.
 ///
 /// While one tile is updated the next ones are read and the last ones written. The buffers are allocated once, of
-/// exactly the size that is allowed; nothing else grows with the tables but 24 bytes for each block.
+/// exactly the size that is allowed; all else that grows with the tables is some bytes for each block.
 ///
 /// ```
 /// use zero_core::Bytes;
@@ -95,7 +95,7 @@ impl Pipeline {
     ///
     /// # Errors
     ///
-    /// If its threads or its ring cannot be had. What the budget does not suffice for is told by
+    /// If the memory, the threads or the ring cannot be had. What the budget does not suffice for is told by
     /// [`update`](Self::update).
     pub fn new(store: &NvmeStore, budget: Bytes) -> Result<Self, StoreError> {
         Self::with_queue(store, budget, new_queue)
@@ -107,8 +107,8 @@ impl Pipeline {
         budget: Bytes,
         make: impl FnOnce(Engine, usize, Span) -> Result<(Queue, Engine), StoreError>,
     ) -> Result<Self, StoreError> {
-        let bytes = usize::try_from(budget.get()).unwrap_or(usize::MAX);
-        let mut memory = Memory::pages(bytes - bytes % PAGE);
+        let pages = usize::try_from(budget.get()).ok().and_then(|bytes| Memory::pages(bytes - bytes % PAGE));
+        let mut memory = pages.ok_or(StoreError::NoMemory { wanted: budget })?;
         let all = Span::of_mut(memory.bytes_mut());
         let (queue, _) = make(store.engine(), store.inner.depth, all)?;
         Ok(Self { queue, all, block: store.inner.block, _memory: memory })

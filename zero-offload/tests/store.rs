@@ -200,6 +200,26 @@ fn stores_of_several_ranks_and_runs_share_a_directory() {
 }
 
 #[test]
+fn stores_may_come_and_go_at_once() {
+    let directory = TempDir::new().unwrap();
+    thread::scope(|scope| {
+        for thread in 0..8 {
+            let directory = directory.path();
+            scope.spawn(move || {
+                for round in 0..25 {
+                    let store = NvmeStore::open(options(directory, Engine::Threads)).unwrap();
+                    let mut slot = store.reserve("tensor", 5000).unwrap();
+                    slot.write(0, &content(5000, thread * 100 + round)).unwrap();
+                    assert!(store.path().join("data").is_file() && store.path().join("lock").is_file());
+                    assert!(read(&slot).unwrap() == content(5000, thread * 100 + round));
+                }
+            });
+        }
+    });
+    assert!(entries(directory.path()).is_empty());
+}
+
+#[test]
 fn the_files_go_with_the_last_slot() {
     let directory = TempDir::new().unwrap();
     let store = NvmeStore::open(options(directory.path(), Engine::Auto)).unwrap();

@@ -19,13 +19,13 @@ pub(crate) struct Arena {
 }
 
 impl Arena {
-    /// As many blocks of `block` bytes as `bytes` hold.
-    pub(crate) fn new(bytes: usize, block: usize) -> Self {
+    /// As many blocks of `block` bytes as `bytes` hold; none if there is not so much memory.
+    pub(crate) fn new(bytes: usize, block: usize) -> Option<Self> {
         let length = bytes - bytes % block;
-        let mut memory = Memory::pages(length);
+        let mut memory = Memory::pages(length)?;
         let all = Span::of_mut(memory.bytes_mut());
         let free = Mutex::new((0..length).step_by(block).collect());
-        Self { all, block, free, freed: Condvar::new(), _memory: memory }
+        Some(Self { all, block, free, freed: Condvar::new(), _memory: memory })
     }
 
     /// All the memory.

@@ -36,8 +36,10 @@ impl RunDirectory {
         sweep(&parent).map_err(failed)?;
         let rank = options.rank.index();
         // Every number is tried once: what is in the way stays.
-        for number in 0_u64.. {
+        let mut number = 0_u64;
+        loop {
             let path = parent.join(format!("{PREFIX}{}-{rank}-{number}", options.run));
+            number += 1;
             match fs::create_dir(&path) {
                 Ok(()) => {}
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => continue,
@@ -45,15 +47,14 @@ impl RunDirectory {
             }
             match claim(&path) {
                 Ok(Some(lock)) => return Ok(Self { path, _lock: lock }),
-                // Somebody who swept took it for a dead store's.
                 Ok(None) => {}
                 Err(source) => {
-                    remove(&path);
+                    // If nobody else has put anything there.
+                    let _ = fs::remove_dir(&path);
                     return Err(StoreError::Directory { path, source });
                 }
             }
         }
-        unreachable!("a directory holds fewer than 2^64 entries")
     }
 
     /// Where the tensors are.
@@ -72,26 +73,35 @@ impl Drop for RunDirectory {
     }
 }
 
-/// Locks a directory that was just made; none if somebody else has removed it.
+/// Locks a directory that was just made. None if somebody who swept took it for a dead store's: then it is gone, or
+/// another store's by now.
 fn claim(path: &Path) -> io::Result<Option<File>> {
-    let mut options = OpenOptions::new();
-    let mut lock = match options.write(true).create_new(true).open(path.join(LOCK)) {
+    let path = path.join(LOCK);
+    let mut lock = match File::create_new(&path) {
         Ok(lock) => lock,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) if [io::ErrorKind::NotFound, io::ErrorKind::AlreadyExists].contains(&error.kind()) => {
+            return Ok(None);
+        }
         Err(error) => return Err(error),
     };
-    if !try_lock(&lock)? || lock.metadata()?.nlink() == 0 {
-        return Ok(None);
+    let claimed = try_lock(&lock).and_then(|locked| {
+        if locked {
+            writeln!(lock, "{}", process::id())?;
+        }
+        Ok(locked)
+    });
+    if claimed.is_err() {
+        // Nobody sweeps where locks do not work, or a lock is ours.
+        let _ = fs::remove_file(&path);
     }
-    writeln!(lock, "{}", process::id())?;
-    Ok(Some(lock))
+    Ok(claimed?.then_some(lock))
 }
 
-/// Whether the lock could be had.
+/// Whether the lock could be had, and is still that of its directory: whoever had it before may have removed both.
 fn try_lock(lock: &File) -> io::Result<bool> {
     loop {
         return match flock(lock, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => Ok(true),
+            Ok(()) => Ok(lock.metadata()?.nlink() > 0),
             Err(rustix::io::Errno::WOULDBLOCK) => Ok(false),
             Err(rustix::io::Errno::INTR) => continue,
             Err(error) => Err(error.into()),

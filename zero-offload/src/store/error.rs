@@ -48,6 +48,14 @@ pub enum StoreError {
         /// What the system said.
         source: io::Error,
     },
+    /// There is not enough memory for the buffers.
+    #[error(
+        "no memory for {wanted} of buffers: lower the store's option `buffers`, or the pipeline's budget"
+    )]
+    NoMemory {
+        /// What was asked for.
+        wanted: Bytes,
+    },
     /// io_uring was asked for, and there is none.
     #[error(
         "no io_uring here: {source}; allow it, or set the store's option `engine` to `Auto` or `Threads`"

@@ -110,7 +110,8 @@ fn open(path: &Path, flags: i32) -> io::Result<File> {
 #[cfg(target_os = "linux")]
 fn open_direct(path: &Path) -> io::Result<Option<File>> {
     let tried = open(path, rustix::fs::OFlags::DIRECT.bits() as i32).and_then(|file| {
-        file.write_at(Memory::pages(PAGE).bytes(), 0)?;
+        let page = Memory::pages(PAGE).ok_or(io::ErrorKind::OutOfMemory)?;
+        file.write_at(page.bytes(), 0)?;
         file.set_len(0)?;
         Ok(file)
     });

@@ -97,17 +97,13 @@ impl NvmeStore {
         make: impl FnOnce(Engine, usize, Span) -> Result<(Queue, Engine), StoreError>,
     ) -> Result<Self, StoreError> {
         options.check()?;
-        let too_large = |option, value: Bytes| StoreError::Option {
-            option,
-            value: value.to_string(),
-            rule: "what fits into this machine's memory",
-        };
-        let block = usize::try_from(options.block.get()).map_err(|_| too_large("block", options.block))?;
-        let buffers =
-            usize::try_from(options.buffers.get()).map_err(|_| too_large("buffers", options.buffers))?;
         let depth = options.depth;
         let file = DataFile::create(RunDirectory::create(&options)?, options.direct)?;
-        let arena = Arena::new(buffers, block);
+        // Checked above: at most 1 GiB.
+        let block = options.block.get() as usize;
+        let buffers = usize::try_from(options.buffers.get()).ok();
+        let arena = buffers.and_then(|buffers| Arena::new(buffers, block));
+        let arena = arena.ok_or(StoreError::NoMemory { wanted: options.buffers })?;
         let (queue, engine) = make(options.engine, depth, arena.span())?;
         let inner = Inner { queue, arena, file: Arc::new(file), block, depth, engine };
         let store = Self { inner: Arc::new(inner) };

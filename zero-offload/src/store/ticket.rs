@@ -125,7 +125,7 @@ struct Staging {
 
 impl Staging {
     fn new(mut buffer: HostBuffer) -> Self {
-        let beside = buffer.whole_pages_mut().is_none().then(|| Memory::pages(buffer.len()));
+        let beside = buffer.whole_pages_mut().is_none().then(|| Memory::infallible_pages(buffer.len()));
         Self { buffer, beside }
     }
 

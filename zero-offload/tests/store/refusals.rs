@@ -37,6 +37,19 @@ fn options_without_a_meaning_are_refused() {
 }
 
 #[test]
+fn more_buffers_than_there_is_memory_are_refused() {
+    let directory = TempDir::new().unwrap();
+    let all = Bytes::new(u64::MAX);
+    let error =
+        NvmeStore::open(StoreOptions { buffers: all, ..StoreOptions::new(directory.path()) }).unwrap_err();
+    assert!(matches!(error, StoreError::NoMemory { wanted } if wanted == all));
+    assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
+    let store = NvmeStore::open(options(directory.path(), Engine::Auto)).unwrap();
+    let error = Pipeline::new(&store, all).unwrap_err();
+    assert!(matches!(error, StoreError::NoMemory { wanted } if wanted == all));
+}
+
+#[test]
 fn a_directory_that_is_none_is_refused() {
     let directory = TempDir::new().unwrap();
     let file = directory.path().join("file");
