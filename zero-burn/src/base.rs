@@ -1,6 +1,6 @@
 //! What an engine has whatever the layout of its model is: all that stays when another engine takes its place.
 
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
@@ -53,6 +53,8 @@ pub(crate) struct Base {
     /// Counts changes of parameters.
     pub(crate) version: AtomicU64,
     pub(crate) phase: Phase,
+    /// Whether an update is computed beside compute.
+    pub(crate) pending: AtomicBool,
     pub(crate) after_backward: Mutex<StateBytes>,
     pub(crate) optimizer_bytes: AtomicU64,
 }
@@ -85,6 +87,7 @@ impl Base {
             exports: HostPool::new(PoolOptions { retain: Bytes::ZERO }),
             version: AtomicU64::new(0),
             phase: Phase::default(),
+            pending: AtomicBool::new(false),
             after_backward: Mutex::default(),
             optimizer_bytes: AtomicU64::new(0),
         }

@@ -162,6 +162,7 @@ impl Engine {
 
     /// Refuses what would tear gradients and parameters apart.
     pub(crate) fn check_no_gradients(&self) -> Result<(), ZeroError> {
+        self.check_no_update()?;
         if lock(&self.gradients).is_empty() { Ok(()) } else { Err(ZeroError::GradientsPending) }
     }
 
@@ -209,6 +210,23 @@ impl Engine {
 
     pub(crate) fn held(&self, index: ParameterIndex) -> Held {
         self.holdings.get(index)
+    }
+
+    /// Notes whether an update is computed beside compute.
+    pub(crate) fn set_pending(&self, is_pending: bool) {
+        self.pending.store(is_pending, Ordering::Release);
+    }
+
+    /// Refuses to give out parameters that an update is about to change.
+    pub(crate) fn check_no_update(&self) -> Result<(), ZeroError> {
+        if self.pending.load(Ordering::Acquire) { Err(ZeroError::UpdatePending) } else { Ok(()) }
+    }
+
+    /// Notes that a record is made of parameters that an update is about to change; told by the next fallible call.
+    pub(crate) fn note_unless_current(&self) {
+        if let Err(pending) = self.check_no_update() {
+            self.phase.note(pending);
+        }
     }
 
     /// Moves a shard out, to be updated. Nobody reads it between the agreement on the step and the fence after it.
@@ -447,8 +465,17 @@ impl Engine {
     }
 
     /// Puts updated shards in place and makes every rank see them.
-    pub(crate) fn replace_shards(&self, updated: Vec<(ParameterIndex, Updated)>) -> Result<(), ZeroError> {
-        let mut indices = Vec::with_capacity(updated.len());
+    pub(crate) fn replace_shards(
+        &self,
+        updated: Vec<(ParameterIndex, Updated)>,
+        nothing_here: &[ParameterIndex],
+    ) -> Result<(), ZeroError> {
+        // Others have updated theirs: replicas of these are stale, too.
+        let mut indices = nothing_here.to_vec();
+        for &index in nothing_here {
+            let shard = self.held(index).shard;
+            self.holdings.set_shard(index, Updated { shard, copy: None });
+        }
         for (index, shard) in updated {
             self.holdings.set_shard(index, shard);
             indices.push(index);

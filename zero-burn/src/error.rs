@@ -73,9 +73,10 @@ pub enum ZeroError {
         cause: Arc<StoreError>,
     },
 
-    /// The configuration wants state on a disk, which Burn's optimizers keep in memory.
+    /// The configuration wants what only [`Fused`](crate::Fused) can do.
     #[error(
-        "{optimizer} keeps its state in memory, but `offload.optimizer` is on a disk; use an optimizer of `Fused`"
+        "{optimizer} keeps its state in memory and updates at once, but `offload.optimizer` is on a disk or \
+         `offload.delayed_update` is on; use an optimizer of `Fused`"
     )]
     NotOffloadable {
         /// The optimizer's type.
@@ -261,6 +262,10 @@ pub enum ZeroError {
         /// The pattern given.
         pattern: String,
     },
+
+    /// An update is computed beside the next step, and would be lost or overlooked.
+    #[error("an update is under way beside compute; call the optimizer's `flush` first")]
+    UpdatePending,
 
     /// `step` without a `backward` on any rank.
     #[error("there is nothing to step: no rank ran `backward` since the last step")]

@@ -28,7 +28,7 @@ pub(crate) struct Held {
 
 /// What an update makes of a shard.
 #[derive(Clone, Debug)]
-pub struct Updated {
+pub(crate) struct Updated {
     pub(crate) shard: Tensor<1>,
     /// The same in the type of layers, if that is another one and the update made it.
     pub(crate) copy: Option<Tensor<1>>,

@@ -61,6 +61,8 @@ mod error;
 mod exclusive;
 mod floats;
 mod fused;
+mod fused_state;
+mod fused_update;
 mod gather;
 mod gathers;
 mod gradients;

@@ -10,12 +10,11 @@ use zero_core::ParameterIndex;
 
 use crate::ZeroError;
 use crate::engine::Engine;
-use crate::error::NotFinite;
+use crate::error::{During, NotFinite};
 use crate::group::{Group, GroupRate};
-use crate::held::Updated;
 use crate::owned::OwnedGradients;
 use crate::report::MemoryReport;
-use crate::rule::{Host, Job, ShardOptimizer, ShardUpdate};
+use crate::rule::{Finished, Host, Job, ShardOptimizer, ShardUpdate, States};
 use crate::slot::Slot;
 use crate::stand_in::check_model;
 use crate::statistics::{Activity, Statistics};
@@ -34,12 +33,22 @@ pub struct ZeroOptimizer<O: ShardOptimizer> {
     groups: Vec<Group<O>>,
     /// By parameter.
     group_of: Vec<usize>,
-    states: Vec<Option<O::State>>,
-    state_bytes: u64,
+    states: States<O>,
+    /// An update that is computed beside the step after it.
+    pending: Option<Pending<O>>,
+    /// Bytes of each state that there is, by parameter.
+    state_bytes: Vec<u64>,
     step: u64,
     skipped: u64,
     /// What had been counted when the last step ended.
     counted: Statistics,
+}
+
+/// An update on its way.
+struct Pending<O: ShardOptimizer> {
+    prepared: O::Prepared,
+    /// Parameters of which other ranks alone have elements.
+    nothing_here: Vec<ParameterIndex>,
 }
 
 /// What one step did; equal on all ranks, but for `memory` and `statistics`.
@@ -91,7 +100,8 @@ impl<O: ShardOptimizer> ZeroOptimizer<O> {
             groups: vec![rest],
             group_of: vec![0; parameters],
             states,
-            state_bytes: 0,
+            pending: None,
+            state_bytes: vec![0; parameters],
             step: 0,
             skipped: 0,
         })
@@ -139,6 +149,10 @@ impl<O: ShardOptimizer> ZeroOptimizer<O> {
                     // What another optimizer keeps gives its room back first.
                     let state = &mut self.states[parameter.index().index()];
                     *state = None;
+                    self.engine.count_optimizer_bytes(
+                        0,
+                        std::mem::take(&mut self.state_bytes[parameter.index().index()]),
+                    );
                     *state = optimizer.begin(Host(&self.engine), parameter.index())?;
                 }
                 members += usize::from(is_member);
@@ -207,6 +221,7 @@ impl<O: ShardOptimizer> ZeroOptimizer<O> {
             engine.discard_gradients();
             return Err(ZeroError::NothingToStep);
         }
+        self.finish_pending()?;
         let (gradients, arrived, sum_of_squares) = engine.take_gradients()?;
         // It changes with a step alone, so it is that of all backwards.
         let loss_scale = engine.loss_scale();
@@ -220,9 +235,17 @@ impl<O: ShardOptimizer> ZeroOptimizer<O> {
         let mut not_finite = None;
         if applied {
             let begin = Instant::now();
-            let updated = self.update(gradients, &contributions.counts, &rates, clip_factor / divisor)?;
+            let offload = &engine.config.offload;
+            let is_beside = offload.delayed_update && self.step >= offload.exact_steps;
+            let factor = clip_factor / divisor;
+            let prepared = self.prepare(gradients, &contributions.counts, &rates, factor, is_beside);
+            if is_beside {
+                engine.set_pending(true);
+                self.pending = Some(prepared);
+            } else {
+                self.finish(prepared)?;
+            }
             engine.recorder.note(Activity::Update, "step", 0, begin);
-            engine.replace_shards(updated)?;
             self.step += 1;
         } else {
             let found = engine.find_not_finite(arrived, &gradients)?;
@@ -252,6 +275,22 @@ impl<O: ShardOptimizer> ZeroOptimizer<O> {
         })
     }
 
+    /// Ends the update that is computed beside compute, so that the model is as of the last step: before an evaluation, a
+    /// save, and the end. Collective. Nothing happens unless the configuration has `offload.delayed_update`.
+    ///
+    /// # Errors
+    ///
+    /// [`ZeroError::Offload`] and [`ZeroError::RefusedElsewhere`] if a disk failed on one rank: then the update is dropped
+    /// on all. [`ZeroError::Communication`].
+    pub fn flush(&mut self) -> Result<(), ZeroError> {
+        if self.pending.is_some() {
+            self.engine.gathers.settle();
+            let agreed = self.engine.comm.barrier("flush of the delayed update");
+            self.engine.fail(agreed.during(|| String::from("ending the delayed update")))?;
+        }
+        self.finish_pending()
+    }
+
     /// Steps applied so far.
     pub fn steps(&self) -> u64 {
         self.step
@@ -276,6 +315,7 @@ impl<O: ShardOptimizer> ZeroOptimizer<O> {
             let state = self.groups[group].optimizer.begin(Host(&engine), parameter.index())?;
             self.group_of.push(group);
             self.states.push(state);
+            self.state_bytes.push(0);
         }
         self.engine = engine;
         Ok(())
@@ -298,44 +338,63 @@ impl<O: ShardOptimizer> ZeroOptimizer<O> {
             .collect()
     }
 
-    /// Updates this rank's shards of the parameters that got a gradient on any rank.
-    fn update(
+    /// Begins to update this rank's shards of the parameters that got a gradient on any rank.
+    fn prepare(
         &mut self,
         gradients: OwnedGradients,
         counts: &[f64],
         rates: &[f64],
         factor: f64,
-    ) -> Result<Vec<(ParameterIndex, Updated)>, ZeroError> {
-        let engine = &self.engine;
-        let (updates, nothing): (Vec<_>, Vec<_>) = engine
-            .layout
-            .parameters()
-            .iter()
+        is_beside: bool,
+    ) -> Pending<O> {
+        let parameters = self.engine.layout.parameters().iter();
+        let (updates, nothing_here): (Vec<_>, Vec<_>) = parameters
+            .filter(|parameter| parameter.trainable() && counts[parameter.index().index()] > 0.0)
             .map(|parameter| parameter.index())
-            .filter(|&parameter| engine.parameter(parameter).trainable() && counts[parameter.index()] > 0.0)
-            .map(|parameter| ShardUpdate {
-                parameter,
-                group: self.group_of[parameter.index()],
-                lr: rates[parameter.index()],
-            })
-            .partition(|update| engine.held(update.parameter).shard.shape().num_elements() > 0);
-        let new: Vec<_> = updates.iter().map(|update| update.parameter.index()).collect();
-        let new: Vec<_> = new.into_iter().filter(|&index| self.states[index].is_none()).collect();
-        let (groups, states) = (&self.groups[..], &mut self.states[..]);
-        let mut updated = O::update(Job { engine, groups, updates, gradients, factor, states })?;
-        // Others have updated theirs: replicas are stale here, too.
-        updated.extend(nothing.into_iter().map(|ShardUpdate { parameter, .. }| {
-            (parameter, Updated { shard: engine.held(parameter).shard, copy: None })
-        }));
-        let bytes = new.into_iter().filter_map(|index| self.states[index].as_ref()).map(O::bytes).sum();
-        self.state_bytes += bytes;
-        self.engine.count_optimizer_bytes(bytes, 0);
-        Ok(updated)
+            .partition(|&parameter| self.engine.held(parameter).shard.shape().num_elements() > 0);
+        let updates = updates.into_iter().map(|parameter| ShardUpdate {
+            parameter,
+            group: self.group_of[parameter.index()],
+            lr: rates[parameter.index()],
+        });
+        let job = Job {
+            updates: updates.collect(),
+            optimizers: self.groups.iter().map(|group| group.optimizer.clone()).collect(),
+            states: std::mem::take(&mut self.states),
+            engine: Arc::clone(&self.engine),
+            gradients,
+            factor,
+        };
+        Pending { prepared: O::prepare(job, is_beside), nothing_here }
+    }
+
+    /// Ends an update, and shows its parameters to all ranks.
+    fn finish(&mut self, Pending { prepared, nothing_here }: Pending<O>) -> Result<(), ZeroError> {
+        let Finished { states, outcome } = O::finish(prepared);
+        self.states = states;
+        for (bytes, state) in self.state_bytes.iter_mut().zip(&self.states) {
+            if let (0, Some(state)) = (*bytes, state) {
+                *bytes = O::bytes(state);
+                self.engine.count_optimizer_bytes(*bytes, 0);
+            }
+        }
+        self.engine.replace_shards(outcome?, &nothing_here)
+    }
+
+    /// Ends the update that is computed beside compute, if there is one.
+    fn finish_pending(&mut self) -> Result<(), ZeroError> {
+        match self.pending.take() {
+            Some(pending) => {
+                self.engine.set_pending(false);
+                self.finish(pending)
+            }
+            None => Ok(()),
+        }
     }
 }
 
 impl<O: ShardOptimizer> Drop for ZeroOptimizer<O> {
     fn drop(&mut self) {
-        self.engine.count_optimizer_bytes(0, self.state_bytes);
+        self.engine.count_optimizer_bytes(0, self.state_bytes.iter().sum());
     }
 }

@@ -1,5 +1,7 @@
 //! What may update shards.
 
+use std::sync::Arc;
+
 use burn::optim::Optimizer;
 use burn::tensor::Tensor;
 use zero_core::{ParameterIndex, Tier};
@@ -7,7 +9,6 @@ use zero_core::{ParameterIndex, Tier};
 use crate::ZeroError;
 use crate::elementwise;
 use crate::engine::Engine;
-use crate::group::Group;
 use crate::held::Updated;
 use crate::owned::OwnedGradients;
 use crate::stored::Stored;
@@ -18,9 +19,12 @@ pub trait ShardOptimizer: Rule {}
 impl<R: Rule> ShardOptimizer for R {}
 
 /// How shards are updated.
-pub trait Rule: Sized {
+pub trait Rule: Clone {
     /// What is kept of a shard from step to step.
     type State;
+
+    /// An update that nobody has seen yet.
+    type Prepared;
 
     /// Refuses what cannot update the shards of an engine.
     fn check(&self, host: Host<'_>) -> Result<(), ZeroError>;
@@ -33,8 +37,12 @@ pub trait Rule: Sized {
         lr.is_finite()
     }
 
-    /// Updates this rank's shards. If it fails, no shard has changed. Collective where state is on a disk.
-    fn update(job: Job<'_, Self>) -> Result<Vec<(ParameterIndex, Updated)>, ZeroError>;
+    /// Computes what becomes of this rank's shards, beside whatever else runs if `is_beside`. Others see it, and it cannot
+    /// be taken back, only when it is [finished](Self::finish).
+    fn prepare(job: Job<Self>, is_beside: bool) -> Self::Prepared;
+
+    /// Gives the states back, and the new shards; nothing has changed if it fails. Collective where state is on a disk.
+    fn finish(prepared: Self::Prepared) -> Finished<Self>;
 
     /// Bytes of memory that a state takes.
     fn bytes(state: &Self::State) -> u64;
@@ -45,18 +53,34 @@ pub trait Rule: Sized {
 pub struct Host<'a>(pub(crate) &'a Engine);
 
 /// What one step has to do.
-pub struct Job<'a, R: Rule> {
-    pub(crate) engine: &'a Engine,
-    pub(crate) groups: &'a [Group<R>],
+pub struct Job<R: Rule> {
+    pub(crate) engine: Arc<Engine>,
+    /// By group.
+    pub(crate) optimizers: Vec<R>,
     pub(crate) updates: Vec<ShardUpdate>,
     pub(crate) gradients: OwnedGradients,
     /// What the summed gradients are multiplied by first.
     pub(crate) factor: f64,
     /// By parameter.
-    pub(crate) states: &'a mut [Option<R::State>],
+    pub(crate) states: States<R>,
 }
 
-impl<R: Rule> std::fmt::Debug for Job<'_, R> {
+/// What is kept, by parameter.
+pub(crate) type States<R> = Vec<Option<<R as Rule>::State>>;
+
+/// The end of an update.
+pub struct Finished<R: Rule> {
+    pub(crate) states: States<R>,
+    pub(crate) outcome: Result<Vec<(ParameterIndex, Updated)>, ZeroError>,
+}
+
+impl<R: Rule> std::fmt::Debug for Finished<R> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Finished").field("outcome", &self.outcome).finish_non_exhaustive()
+    }
+}
+
+impl<R: Rule> std::fmt::Debug for Job<R> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Job")
             .field("updates", &self.updates)
@@ -75,9 +99,11 @@ pub(crate) struct ShardUpdate {
 
 impl<O: Optimizer> Rule for O {
     type State = Stored<O::State<1>>;
+    type Prepared = Finished<Self>;
 
     fn check(&self, Host(engine): Host<'_>) -> Result<(), ZeroError> {
-        if engine.config.offload.optimizer.tier == Tier::Nvme {
+        let offload = &engine.config.offload;
+        if offload.optimizer.tier == Tier::Nvme || offload.delayed_update {
             return Err(ZeroError::NotOffloadable { optimizer: std::any::type_name::<O>() });
         }
         elementwise::check(self, &engine.device, engine.config.precision.optimizer_state)
@@ -87,18 +113,23 @@ impl<O: Optimizer> Rule for O {
         Ok(None)
     }
 
-    fn update(job: Job<'_, Self>) -> Result<Vec<(ParameterIndex, Updated)>, ZeroError> {
-        let Job { engine, groups, updates, mut gradients, factor, states } = job;
+    fn prepare(job: Job<Self>, _: bool) -> Finished<Self> {
+        let Job { engine, optimizers, updates, mut gradients, factor, mut states } = job;
         let update = |ShardUpdate { parameter, group, lr }: ShardUpdate| {
-            let gradient = gradients.take(engine, parameter, factor as f32)?;
+            let gradient = gradients.take(&engine, parameter, factor as f32)?;
             let state = states[parameter.index()].take().and_then(|stored| stored.load(&engine.device));
             let shard = engine.held(parameter).shard;
-            let (shard, state): (Tensor<1>, _) = groups[group].optimizer.step(lr, shard, gradient, state);
+            let (shard, state): (Tensor<1>, _) = optimizers[group].step(lr, shard, gradient, state);
             let dtype = engine.config.precision.optimizer_state;
             states[parameter.index()] = state.map(|state| Stored::new(state, dtype));
             Some((parameter, Updated { shard, copy: None }))
         };
-        Ok(updates.into_iter().filter_map(update).collect())
+        let updated = updates.into_iter().filter_map(update).collect();
+        Finished { states, outcome: Ok(updated) }
+    }
+
+    fn finish(prepared: Finished<Self>) -> Finished<Self> {
+        prepared
     }
 
     fn bytes(state: &Self::State) -> u64 {

@@ -58,7 +58,10 @@ impl Reparameterizer for Attach<'_> {
         let graded = self.engine.parameter(parameter).trainable() && !self.held_back.contains(&parameter);
         let stand_in = Param::initialized(param.id, stand_in.set_require_grad(graded))
             // A record gets the whole parameter.
-            .save_mapper(move |_| saved.engine.master_or_nan(parameter).reshape::<D, _>(shape.clone()))
+            .save_mapper(move |_| {
+                saved.engine.note_unless_current();
+                saved.engine.master_or_nan(parameter).reshape::<D, _>(shape.clone())
+            })
             .load_mapper(move |value| {
                 loaded.engine.report_change(parameter);
                 value

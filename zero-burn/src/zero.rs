@@ -281,10 +281,11 @@ impl Zero {
     ///
     /// # Errors
     ///
-    /// [`ZeroError::NotSharded`], any [pending misuse](Self::check), [`ZeroError::Communication`] when another rank's shards
-    /// cannot be read.
+    /// [`ZeroError::NotSharded`], [`ZeroError::UpdatePending`], any [pending misuse](Self::check),
+    /// [`ZeroError::Communication`] when another rank's shards cannot be read.
     pub fn unshard<M: Module>(&self, model: &M) -> Result<M, ZeroError> {
         let engine = self.engine()?;
+        engine.check_no_update()?;
         let whole = stand_in::unshard(model, &engine);
         engine.check()?;
         Ok(whole)

@@ -70,22 +70,33 @@ pub struct Tile<'a> {
     pub columns: Vec<&'a mut [u8]>,
 }
 
-/// An update that is on the disk beside what it replaces; dropping it leaves the tables as they were.
+/// An update that is on the disk beside what it replaces.
 #[derive(Debug)]
 #[must_use = "tables change when it is committed"]
-pub struct StagedUpdate<'a> {
-    tables: &'a mut [Table],
+pub struct StagedUpdate {
+    tables: Vec<Table>,
     /// By table and column.
     staged: Vec<Vec<Staged>>,
 }
 
-impl StagedUpdate<'_> {
-    /// Changes the tables, which cannot fail.
-    pub fn commit(self) {
-        for (table, staged) in self.tables.iter_mut().zip(self.staged) {
-            for (column, staged) in table.columns_mut().iter_mut().zip(staged) {
-                column.slot.commit(staged);
-            }
+impl StagedUpdate {
+    /// The tables, changed.
+    pub fn commit(self) -> Vec<Table> {
+        let Self { mut tables, staged } = self;
+        commit(&mut tables, staged);
+        tables
+    }
+
+    /// The tables, as they were.
+    pub fn discard(self) -> Vec<Table> {
+        self.tables
+    }
+}
+
+fn commit(tables: &mut [Table], staged: Vec<Vec<Staged>>) {
+    for (table, staged) in tables.iter_mut().zip(staged) {
+        for (column, staged) in table.columns_mut().iter_mut().zip(staged) {
+            column.slot.commit(staged);
         }
     }
 }
@@ -132,7 +143,8 @@ impl Pipeline {
         tables: &mut [Table],
         each: impl FnMut(&mut Tile<'_>) -> Result<(), E>,
     ) -> Result<(), E> {
-        self.stage(tables, each)?.commit();
+        let staged = self.pass(tables, each)?;
+        commit(tables, staged);
         Ok(())
     }
 
@@ -141,14 +153,26 @@ impl Pipeline {
     ///
     /// # Errors
     ///
-    /// Those of [`update`](Self::update).
-    pub fn stage<'a, E: From<StoreError>>(
+    /// Those of [`update`](Self::update), and the tables as they were.
+    pub fn stage<E: From<StoreError>>(
         &mut self,
-        tables: &'a mut [Table],
+        tables: Vec<Table>,
+        each: impl FnMut(&mut Tile<'_>) -> Result<(), E>,
+    ) -> Result<StagedUpdate, (Vec<Table>, E)> {
+        match self.pass(&tables, each) {
+            Ok(staged) => Ok(StagedUpdate { tables, staged }),
+            Err(error) => Err((tables, error)),
+        }
+    }
+
+    /// Passes all the tables through `each` and writes what comes of it beside what is there: by table and column.
+    fn pass<E: From<StoreError>>(
+        &mut self,
+        tables: &[Table],
         mut each: impl FnMut(&mut Tile<'_>) -> Result<(), E>,
-    ) -> Result<StagedUpdate<'a>, E> {
+    ) -> Result<Vec<Vec<Staged>>, E> {
         let mut cuts = Vec::with_capacity(tables.len());
-        for table in &*tables {
+        for table in tables {
             table.columns().iter().try_for_each(|column| column.slot.check_not_read())?;
             cuts.push(self.cut(table)?);
         }
@@ -187,7 +211,7 @@ impl Pipeline {
             }
         }
         drop(tiles);
-        Ok(StagedUpdate { tables, staged })
+        Ok(staged)
     }
 
     /// How many rows of a table a tile has: blocks of all columns must end where it does.

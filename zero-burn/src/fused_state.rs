@@ -1,0 +1,68 @@
+//! What fused optimizers keep of a shard.
+
+use half::bf16;
+use zero_core::{DType, ParameterIndex, Tier};
+use zero_offload::{HostBuffer, HostOptimizer, StateSpec, Table};
+
+use crate::ZeroError;
+use crate::engine::Engine;
+
+/// What is kept of a shard: PyTorch's states, in the type that the configuration says.
+#[derive(Debug)]
+pub struct FusedState {
+    /// Updates so far.
+    pub(crate) steps: u64,
+    /// Of the first elements.
+    pub(crate) memory: Vec<HostBuffer>,
+    /// Of the others.
+    pub(crate) disk: Option<Table>,
+}
+
+impl FusedState {
+    pub(crate) fn new(
+        optimizer: &HostOptimizer,
+        engine: &Engine,
+        parameter: ParameterIndex,
+    ) -> Result<Self, ZeroError> {
+        let (dtype, placement) = (engine.config.precision.optimizer_state, &engine.config.offload.optimizer);
+        let numel = engine.held(parameter).shard.shape().num_elements();
+        let specs = optimizer.states();
+        let on_disk = match placement.tier {
+            Tier::Nvme if !specs.is_empty() => placement.elements(numel),
+            _ => 0,
+        };
+        let fill = |spec: &StateSpec, bytes: &mut [u8]| match dtype {
+            DType::BF16 => bytemuck::cast_slice_mut(bytes).fill(bf16::from_f32(spec.initial)),
+            _ => bytemuck::cast_slice_mut(bytes).fill(spec.initial),
+        };
+        let memory = specs.iter().map(|spec| {
+            let mut buffer = engine.states.take((numel - on_disk) * dtype.size());
+            fill(spec, &mut buffer);
+            buffer
+        });
+        let memory = memory.collect();
+        let disk = (on_disk > 0)
+            .then(|| {
+                let columns = specs.iter().map(|spec| {
+                    let mut initial = vec![0; dtype.size()];
+                    fill(spec, &mut initial);
+                    (spec.name, dtype.size(), initial)
+                });
+                let name = engine.parameter(parameter).name();
+                let table = engine.disk()?.reserve(name, on_disk, &columns.collect::<Vec<_>>());
+                table.map_err(|error| ZeroError::from(error).during("making room for optimizer state"))
+            })
+            .transpose()?;
+        Ok(Self { steps: 0, memory, disk })
+    }
+
+    /// Elements whose state is in memory.
+    pub(crate) fn in_memory(&self, numel: usize) -> usize {
+        numel - self.disk.as_ref().map_or(0, |table| table.rows() as usize)
+    }
+
+    /// Bytes in memory.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.memory.iter().map(|state| state.len() as u64).sum()
+    }
+}

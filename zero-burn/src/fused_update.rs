@@ -1,0 +1,219 @@
+//! One step of a fused optimizer.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use zero_core::{DType, ParameterIndex, Tier};
+use zero_offload::{HostBuffer, HostOptimizer, StagedUpdate, Table, Update, UpdateError, Workers};
+
+use crate::ZeroError;
+use crate::engine::Engine;
+use crate::exclusive::Exclusive;
+use crate::floats::FloatsMut;
+use crate::fused::Fused;
+use crate::fused_state::FusedState;
+use crate::held::Updated;
+use crate::host::tensor_from_buffer;
+use crate::owned::OwnedGradients;
+use crate::rule::{Finished, Job, ShardUpdate};
+
+/// New values of this rank's shards, which nobody has seen yet.
+#[derive(Debug)]
+pub struct FusedUpdate {
+    engine: Arc<Engine>,
+    gradients: OwnedGradients,
+    shards: Vec<Shard>,
+    /// By parameter; without the tables that are in `staged`.
+    states: Vec<Option<FusedState>>,
+    /// Where each table goes back to.
+    owners: Vec<ParameterIndex>,
+    /// States on a disk, beside the old ones; nothing if none are there.
+    staged: Result<Option<StagedUpdate>, ZeroError>,
+}
+
+/// One shard while it is updated.
+#[derive(Debug)]
+struct Shard {
+    optimizer: HostOptimizer,
+    parameter: ParameterIndex,
+    update: Update,
+    values: Exclusive,
+    /// The new values in the type of layers, if that is another one.
+    copy: Option<HostBuffer>,
+}
+
+impl FusedUpdate {
+    /// Computes new values: of elements whose states are in memory, unless states are on a disk, too; and of those whose
+    /// states are there. `is_beside` leaves what layers may be reading alone.
+    pub(crate) fn prepare(job: Job<Fused>, is_beside: bool) -> Self {
+        let Job { engine, optimizers, updates, gradients, factor, states } = job;
+        let mut this = Self {
+            engine,
+            gradients,
+            shards: Vec::with_capacity(updates.len()),
+            states,
+            owners: Vec::new(),
+            staged: Ok(None),
+        };
+        let keeps_old = is_beside || this.is_disk();
+        let prepared = updates.into_iter().try_for_each(|update| {
+            let Fused(optimizer) = optimizers[update.group];
+            this.begin(update, optimizer, factor, keeps_old)
+        });
+        this.staged = prepared.and_then(|()| match this.is_disk() {
+            true => this.stage().map(Some),
+            false => this.update_memory().map(|()| None),
+        });
+        this
+    }
+
+    fn is_disk(&self) -> bool {
+        self.engine.config.offload.optimizer.tier == Tier::Nvme
+    }
+
+    fn begin(
+        &mut self,
+        ShardUpdate { parameter, lr, .. }: ShardUpdate,
+        optimizer: HostOptimizer,
+        factor: f64,
+        keeps_old: bool,
+    ) -> Result<(), ZeroError> {
+        let engine = &self.engine;
+        let state = &mut self.states[parameter.index()];
+        let steps = match state {
+            Some(state) => state.steps,
+            None => state.insert(FusedState::new(&optimizer, engine, parameter)?).steps,
+        };
+        let values = match keeps_old {
+            true => Exclusive::copy(engine.held(parameter).shard),
+            false => Exclusive::new(engine.take_shard(parameter)?),
+        };
+        let compute = engine.config.precision.compute;
+        let copy = (compute != DType::F32).then(|| engine.copies.take(values.len() * compute.size()));
+        let update = Update { lr, step: steps + 1, gradient_factor: factor };
+        self.shards.push(Shard { optimizer, parameter, update, values, copy });
+        Ok(())
+    }
+
+    /// Updates the elements whose states are in memory.
+    fn update_memory(&mut self) -> Result<(), ZeroError> {
+        let kind = Kind::of(&self.engine)?;
+        for shard in &mut self.shards {
+            let Some(state) = &mut self.states[shard.parameter.index()] else { continue };
+            let rows = 0..state.in_memory(shard.values.len());
+            let mut memory: Vec<&mut [u8]> = state.memory.iter_mut().map(|state| &mut state[..]).collect();
+            shard.update(kind, &self.engine, &self.gradients, rows, &mut memory)?;
+        }
+        Ok(())
+    }
+
+    /// Updates the elements whose states are on the disk.
+    fn stage(&mut self) -> Result<StagedUpdate, ZeroError> {
+        let Self { engine, gradients, shards, states, owners, .. } = self;
+        let kind = Kind::of(engine)?;
+        // The tables, each with its shard and the element of its first row.
+        let (mut tables, mut places) = (Vec::new(), Vec::new());
+        for (at, shard) in shards.iter().enumerate() {
+            let Some(state) = &mut states[shard.parameter.index()] else { continue };
+            let first = state.in_memory(shard.values.len());
+            if let Some(table) = state.disk.take() {
+                tables.push(table);
+                places.push((at, first));
+                owners.push(shard.parameter);
+            }
+        }
+        let width = kind.stored.size() as u64;
+        let bytes = tables.iter().map(|table: &Table| table.rows() * table.width() as u64 * width).sum();
+        let staged = engine.disk()?.update(bytes, |pipeline| {
+            pipeline.stage(tables, |tile| {
+                let (at, first) = places[tile.table];
+                let rows = first + tile.rows.start as usize..first + tile.rows.end as usize;
+                shards[at].update(kind, engine, gradients, rows, &mut tile.columns).map_err(ZeroError::from)
+            })
+        });
+        staged.map_err(|(tables, error)| {
+            give_back(states, owners, tables);
+            error
+        })
+    }
+
+    /// Makes it final: on all ranks or, where states are on a disk, on none.
+    pub(crate) fn finish(mut self) -> Finished<Fused> {
+        let staged = std::mem::replace(&mut self.staged, Ok(None));
+        let outcome = if self.is_disk() {
+            let ready = self.engine.together(staged.as_ref().map(|_| ()).map_err(Clone::clone));
+            if let Ok(Some(staged)) = staged {
+                let tables = if ready.is_ok() { staged.commit() } else { staged.discard() };
+                give_back(&mut self.states, &self.owners, tables);
+            }
+            // After what can fail.
+            ready.and_then(|()| self.update_memory())
+        } else {
+            staged.map(drop)
+        };
+        let Self { engine, shards, mut states, .. } = self;
+        let finish = |Shard { parameter, values, copy, .. }: Shard| {
+            if let Some(state) = &mut states[parameter.index()] {
+                state.steps += 1;
+            }
+            let compute = engine.config.precision.compute;
+            let copy = copy.map(|copy| tensor_from_buffer(copy, compute, &engine.device));
+            (parameter, Updated { shard: values.into_tensor(&engine.device), copy })
+        };
+        let outcome = outcome.map(|()| shards.into_iter().map(finish).collect());
+        Finished { states, outcome }
+    }
+}
+
+/// Puts tables back where they were taken from.
+fn give_back(states: &mut [Option<FusedState>], owners: &[ParameterIndex], tables: Vec<Table>) {
+    for (table, owner) in tables.into_iter().zip(owners) {
+        if let Some(state) = &mut states[owner.index()] {
+            state.disk = Some(table);
+        }
+    }
+}
+
+/// Who updates, and the types of layers and of states.
+#[derive(Clone, Copy)]
+struct Kind<'a> {
+    workers: &'a Workers,
+    compute: DType,
+    stored: DType,
+}
+
+impl<'a> Kind<'a> {
+    fn of(engine: &'a Engine) -> Result<Self, ZeroError> {
+        let precision = &engine.config.precision;
+        Ok(Self { workers: engine.workers()?, compute: precision.compute, stored: precision.optimizer_state })
+    }
+}
+
+impl Shard {
+    /// Updates the elements `rows`; `states` are theirs.
+    fn update(
+        &mut self,
+        Kind { workers, compute, stored }: Kind<'_>,
+        engine: &Engine,
+        gradients: &OwnedGradients,
+        rows: Range<usize>,
+        states: &mut [&mut [u8]],
+    ) -> Result<(), UpdateError> {
+        let Self { optimizer, parameter, update, values, copy } = self;
+        gradients.each_own(engine, *parameter, |start, gradient| {
+            let range = rows.start.max(start)..rows.end.min(start + gradient.len());
+            if range.is_empty() {
+                return Ok(());
+            }
+            let gradient = gradient.slice(range.start - start..range.end - start);
+            let in_rows = range.start - rows.start..range.end - rows.start;
+            let mut states: Vec<_> = states
+                .iter_mut()
+                .map(|state| FloatsMut::new(stored, state).slice(in_rows.clone()).into())
+                .collect();
+            let copy = copy.as_mut().map(|copy| FloatsMut::new(compute, copy).slice(range.clone()).into());
+            let values = &mut values.values()[range];
+            optimizer.update(workers, *update, values, gradient.into(), &mut states, copy)
+        })
+    }
+}
