@@ -47,6 +47,7 @@ impl HostBuffer {
     }
 
     /// The bytes up to the end of the last page, if the buffer consists of pages.
+    #[cfg(unix)]
     pub(crate) fn whole_pages_mut(&mut self) -> Option<&mut [u8]> {
         self.memory.whole_pages_mut()
     }

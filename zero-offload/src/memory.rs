@@ -77,6 +77,7 @@ impl Memory {
     }
 
     /// Allocates `len` zeroed bytes that begin on a page; none if there is not so much memory.
+    #[cfg(unix)]
     pub(crate) fn pages(len: usize) -> Option<Self> {
         let mut pages = Vec::new();
         pages.try_reserve_exact(len.div_ceil(PAGE)).ok()?;
@@ -114,6 +115,7 @@ impl Memory {
     }
 
     /// The bytes up to the end of the last page, if they are pages.
+    #[cfg(unix)]
     pub(crate) fn whole_pages_mut(&mut self) -> Option<&mut [u8]> {
         matches!(self.units, Units::Pages(_)).then(|| self.whole_mut())
     }
@@ -168,6 +170,7 @@ mod tests {
         }
     }
 
+    #[cfg(unix)]
     #[test]
     fn pages_are_whole_up_to_the_last() {
         for (len, whole) in [(0, 0), (1, PAGE), (PAGE, PAGE), (PAGE + 1, 2 * PAGE)] {

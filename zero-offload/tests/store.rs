@@ -1,5 +1,7 @@
 //! What a store promises: any size and alignment, checked, beside others, gone afterwards.
 
+#![cfg(unix)]
+
 #[path = "store/crashes.rs"]
 mod crashes;
 #[path = "store/damage.rs"]
@@ -8,6 +10,9 @@ mod damage;
 mod model;
 #[path = "store/refusals.rs"]
 mod refusals;
+#[cfg(target_os = "linux")]
+#[path = "store/system.rs"]
+mod system;
 
 use std::fs;
 use std::path::Path;

@@ -6,10 +6,11 @@ use std::ops::Range;
 
 use crate::memory::PAGE;
 use crate::store::arena::Lease;
+use crate::store::batch::Batch;
 use crate::store::error::StoreError;
-use crate::store::queue::{Batch, Request};
 use crate::store::slot::{Slot, Staged};
 use crate::store::span::Span;
+use crate::store::transfer::Request;
 
 impl Slot {
     /// Reads the bytes from `offset` on into `into`.

@@ -3,13 +3,12 @@
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::ops::Range;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use zero_core::Bytes;
 
-use crate::memory::{Memory, PAGE};
 use crate::store::directory::RunDirectory;
 use crate::store::error::StoreError;
 use crate::store::space::Space;
@@ -109,6 +108,10 @@ fn open(path: &Path, flags: i32) -> io::Result<File> {
 /// the file is opened, others when it is first written to.
 #[cfg(target_os = "linux")]
 fn open_direct(path: &Path) -> io::Result<Option<File>> {
+    use std::os::unix::fs::FileExt;
+
+    use crate::memory::{Memory, PAGE};
+
     let tried = open(path, rustix::fs::OFlags::DIRECT.bits() as i32).and_then(|file| {
         let page = Memory::pages(PAGE).ok_or(io::ErrorKind::OutOfMemory)?;
         file.write_at(page.bytes(), 0)?;

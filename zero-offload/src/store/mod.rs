@@ -1,6 +1,7 @@
 //! Tensors in files.
 
 mod arena;
+mod batch;
 mod blocking;
 mod directory;
 mod driver;
@@ -12,6 +13,7 @@ mod slot;
 mod space;
 mod span;
 mod ticket;
+mod transfer;
 
 #[cfg(test)]
 mod tests;
@@ -27,7 +29,8 @@ pub use options::{Engine, StoreOptions};
 pub use slot::Slot;
 pub use ticket::{ReadTicket, WriteTicket};
 
-pub(crate) use queue::{Batch, Queue};
+pub(crate) use batch::Batch;
+pub(crate) use queue::Queue;
 pub(crate) use slot::Staged;
 pub(crate) use span::Span;
 

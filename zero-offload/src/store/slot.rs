@@ -8,8 +8,9 @@ use crate::memory::PAGE;
 use crate::store::Inner;
 use crate::store::error::{Direction, StoreError};
 use crate::store::file::DataFile;
-use crate::store::queue::{Request, checksum};
+
 use crate::store::span::Span;
+use crate::store::transfer::{Request, checksum};
 
 /// A tensor's place in an [`NvmeStore`](crate::NvmeStore): reserved space of a fixed size that reads as zeros until it
 /// is written. Dropping it gives the space back.

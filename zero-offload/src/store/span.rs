@@ -26,6 +26,7 @@ impl Span {
         Self { start: memory.as_ptr().cast_mut(), length: memory.len() }
     }
 
+    #[cfg(target_os = "linux")]
     pub(crate) fn start(self) -> *mut u8 {
         self.start
     }

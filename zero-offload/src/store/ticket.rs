@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use crate::buffer::HostBuffer;
 use crate::memory::Memory;
+use crate::store::batch::Batch;
 use crate::store::error::StoreError;
-use crate::store::queue::Batch;
 use crate::store::slot::{Extent, Slot, Staged};
 use crate::store::span::Span;
 

@@ -13,8 +13,8 @@ pub(crate) use uring::Uring;
 
 use crate::store::error::StoreError;
 use crate::store::options::Engine;
-use crate::store::queue::Transfer;
 use crate::store::span::Span;
+use crate::store::transfer::Transfer;
 
 /// One try at the rest of a transfer, or at its first `length` bytes.
 #[derive(Debug)]

@@ -1,0 +1,80 @@
+//! Several transfers that somebody waits for.
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use crate::store::error::StoreError;
+
+/// Transfers that are waited for together. Dropping it waits too.
+#[derive(Debug)]
+pub(crate) struct Batch(pub(crate) Arc<BatchState>);
+
+impl Batch {
+    /// Waits for all of them; the first error, if there was one.
+    pub(crate) fn wait(self) -> Result<(), StoreError> {
+        self.0.wait().map_or(Ok(()), Err)
+    }
+
+    /// Whether waiting would take no time.
+    pub(crate) fn is_done(&self) -> bool {
+        self.0.progress().left == 0
+    }
+}
+
+impl Drop for Batch {
+    fn drop(&mut self) {
+        self.0.wait();
+    }
+}
+
+/// What waiter and transfers share.
+#[derive(Debug)]
+pub(crate) struct BatchState {
+    progress: Mutex<Progress>,
+    done: Condvar,
+}
+
+#[derive(Debug)]
+struct Progress {
+    left: usize,
+    error: Option<StoreError>,
+    failed: bool,
+}
+
+impl BatchState {
+    pub(crate) fn new(transfers: usize) -> Self {
+        let progress = Progress { left: transfers, error: None, failed: false };
+        Self { progress: Mutex::new(progress), done: Condvar::new() }
+    }
+
+    pub(crate) fn failed(&self) -> bool {
+        self.progress().failed
+    }
+
+    /// Keeps the first error; what has not begun then never does.
+    pub(crate) fn fail(&self, error: StoreError) {
+        let mut progress = self.progress();
+        progress.failed = true;
+        progress.error.get_or_insert(error);
+    }
+
+    pub(crate) fn finish_one(&self) {
+        let mut progress = self.progress();
+        progress.left -= 1;
+        if progress.left == 0 {
+            self.done.notify_all();
+        }
+    }
+
+    fn wait(&self) -> Option<StoreError> {
+        let mut progress = self.progress();
+        while progress.left > 0 {
+            progress = self.done.wait(progress).unwrap_or_else(PoisonError::into_inner);
+        }
+        progress.error.take()
+    }
+
+    fn progress(&self) -> MutexGuard<'_, Progress> {
+        // No panic can leave it half changed.
+        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
