@@ -26,6 +26,7 @@ use crate::held::{Held, Holdings, Updated};
 use crate::host::tensor_from_buffer;
 use crate::owned::OwnedGradients;
 use crate::report::MemoryReport;
+use crate::spill::{Spill, sums_bytes};
 use crate::statistics::{Activity, Statistics};
 use crate::uses::Uses;
 use crate::windows::{Values, Windows};
@@ -54,6 +55,8 @@ pub(crate) struct Engine {
     /// By parameter: the replica on its way, since the last step.
     renewals: Mutex<Vec<Option<Work<()>>>>,
     gradients: Mutex<GradientStore>,
+    /// Where gradients wait for the step that do not wait in memory.
+    pub(crate) spill: Option<Spill>,
     standing: Mutex<Standing>,
 }
 
@@ -97,10 +100,10 @@ impl Engine {
         layout: Layout,
         ids: HashMap<ParamId, ParameterIndex>,
         previous: Option<&Self>,
-    ) -> Self {
+    ) -> Result<Self, ZeroError> {
         let config = &base.config;
         let layout = Arc::new(layout);
-        let bucket_labels = layout.buckets().iter().map(|bucket| label(&layout, bucket)).collect();
+        let bucket_labels: Vec<_> = layout.buckets().iter().map(|bucket| label(&layout, bucket)).collect();
         let mut param_ids: Vec<_> = ids.iter().map(|(id, index)| (*index, *id)).collect();
         param_ids.sort_unstable_by_key(|(index, _)| *index);
         let windows = Windows {
@@ -124,7 +127,11 @@ impl Engine {
         let gradients = if config.stage.shards_optimizer() { 1 } else { 2 };
         base.sums.set_retain(Bytes::of(layout.numel().saturating_mul(gradients), DType::F32));
         base.replicas.set_retain(Bytes::of(layout.numel(), DType::F32));
-        Self {
+        let (rank, size) = (base.comm.rank(), config.precision.accumulate.size());
+        let sums = layout.buckets().iter().map(|bucket| sums_bytes(config.stage, rank, bucket, size));
+        let spill = Spill::open(&config.offload, &layout, &bucket_labels, &sums.collect::<Vec<_>>(), rank)?;
+        Ok(Self {
+            spill,
             uses: Uses::new(layout.parameters().len()),
             gathers: Gathers::new(windows.clone(), &base, look_ahead, counted),
             holdings: Arc::new(Holdings::new(windows.clone(), &base)),
@@ -144,7 +151,7 @@ impl Engine {
             ids,
             param_ids: param_ids.into_iter().map(|(_, id)| id).collect(),
             base,
-        }
+        })
     }
 
     pub(crate) fn standing(&self) -> Standing {
@@ -177,17 +184,16 @@ impl Engine {
 
     /// Whether gradients leave for their owners while backward runs.
     pub(crate) fn reduces_in_backward(&self) -> bool {
-        self.config.reduce_gradients() == ReduceGradients::EveryBackward && self.world() > 1
+        let is_wanted = self.config.reduce_gradients() == ReduceGradients::EveryBackward;
+        // A rank alone has nobody to send them to: it adds them up as they come, unless it is told to.
+        let is_asked = self.config.reduce_gradients.is_some() || self.spill.is_some();
+        is_wanted && (self.world() > 1 || is_asked)
     }
 
     /// Bytes of the sums that this rank gets of a bucket.
     pub(crate) fn sums_bytes(&self, bucket: usize) -> usize {
-        let bucket = &self.layout.buckets()[bucket];
-        let numel = match self.config.stage.shards_optimizer() {
-            true => bucket.counts()[self.comm.rank().index()],
-            false => bucket.numel(),
-        };
-        numel * self.config.precision.accumulate.size()
+        let size = self.config.precision.accumulate.size();
+        sums_bytes(self.config.stage, self.comm.rank(), &self.layout.buckets()[bucket], size)
     }
 
     /// Memory for the sums that this rank gets of a bucket.
@@ -251,10 +257,15 @@ impl Engine {
     pub(crate) fn fail<T>(&self, result: Result<T, ZeroError>) -> Result<T, ZeroError> {
         result.inspect_err(|error| {
             if matches!(error, ZeroError::Communication { .. } | ZeroError::RanksDiffer { .. }) {
-                self.phase.fail(error);
-                self.comm.abort(&error.to_string());
+                self.break_off(error);
             }
         })
+    }
+
+    /// Ends the engine on all ranks: what failed has left state that does not fit together.
+    pub(crate) fn break_off(&self, error: &ZeroError) {
+        self.phase.fail(error);
+        self.comm.abort(&error.to_string());
     }
 
     /// The whole parameter, flat. Without the other ranks it is NaN, and the failure is kept for the next fallible
@@ -361,6 +372,7 @@ impl Engine {
         };
         self.ladder.step_down();
         let silent = silent.or(self.settle_renewals().err());
+        let silent = silent.or(self.check_spill().err());
         let mut gradients = lock(&self.gradients);
         let failed = panic.is_some() || silent.is_some();
         let settled = gradients.end_backward(self, failed).during(|| String::from("reducing gradients"));
@@ -402,6 +414,10 @@ impl Engine {
         }
     }
 
+    fn check_spill(&self) -> Result<(), ZeroError> {
+        self.spill.as_ref().map_or(Ok(()), Spill::check)
+    }
+
     /// What all ranks brought since the last step. `ready` has the learning rates of all parameters, or why this rank
     /// refuses to step: then none does.
     pub(crate) fn contributions(
@@ -427,7 +443,13 @@ impl Engine {
             Ok((gradients, store.not_finite(), sum_of_squares))
         });
         store.discard();
-        self.fail(taken.during(|| String::from("reducing gradients")))
+        drop(store);
+        let (gradients, not_finite, norm) = self.fail(taken.during(|| String::from("reducing gradients")))?;
+        let read = norm.map_err(|error| ZeroError::from(error).during("reading gradients from the disk"));
+        // Whether a disk is used is the same on all ranks, though not whether it works.
+        let ready = self.check_spill().and(read);
+        let sum_of_squares = if self.spill.is_some() { self.together(ready)? } else { ready? };
+        Ok((gradients, not_finite, sum_of_squares))
     }
 
     /// Which gradient was not finite, and on which rank; see [`OwnedGradients::find_not_finite`].

@@ -18,6 +18,32 @@ pub(crate) enum Floats<'a> {
     BF16(&'a [bf16]),
 }
 
+/// A sum of squares, in `f64` and in a fixed order: eight running sums, added up at the end. It is finite if, and only if,
+/// all numbers are.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Squares {
+    lanes: [f64; 8],
+    rest: f64,
+}
+
+impl Squares {
+    /// Adds numbers. Several calls are as one if all but the last add a multiple of [`CHUNK`].
+    pub(crate) fn add(&mut self, floats: Floats<'_>) {
+        let square = |number: &f32| f64::from(*number) * f64::from(*number);
+        floats.each_chunk(|chunk| {
+            let eights = chunk.chunks_exact(self.lanes.len());
+            self.rest += eights.remainder().iter().map(square).sum::<f64>();
+            for eight in eights {
+                self.lanes.iter_mut().zip(eight).for_each(|(lane, number)| *lane += square(number));
+            }
+        });
+    }
+
+    pub(crate) fn sum(&self) -> f64 {
+        self.lanes.iter().sum::<f64>() + self.rest
+    }
+}
+
 /// Numbers to write.
 #[derive(Debug)]
 pub(crate) enum FloatsMut<'a> {
@@ -91,22 +117,11 @@ impl<'a> Floats<'a> {
         }
     }
 
-    /// The sum of squares, in `f64` and in a fixed order: eight running sums, added up at the end. It is finite if,
-    /// and only if, all numbers are.
+    /// See [`Squares`].
     pub(crate) fn sum_of_squares(self) -> f64 {
-        let (mut lanes, mut rest) = ([0.0_f64; 8], 0.0);
-        // Every chunk but the last is a multiple of the lanes.
-        self.each_chunk(|chunk| {
-            let eights = chunk.chunks_exact(lanes.len());
-            rest +=
-                eights.remainder().iter().map(|&number| f64::from(number) * f64::from(number)).sum::<f64>();
-            for eight in eights {
-                for (lane, &number) in lanes.iter_mut().zip(eight) {
-                    *lane += f64::from(number) * f64::from(number);
-                }
-            }
-        });
-        lanes.iter().sum::<f64>() + rest
+        let mut squares = Squares::default();
+        squares.add(self);
+        squares.sum()
     }
 
     pub(crate) fn are_finite(self) -> bool {

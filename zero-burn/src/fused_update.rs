@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use zero_core::{DType, ParameterIndex, Tier};
-use zero_offload::{HostBuffer, HostOptimizer, StagedUpdate, Table, Update, UpdateError, Workers};
+use zero_offload::{HostBuffer, HostOptimizer, StagedUpdate, Table, Update, Workers};
 
 use crate::ZeroError;
 use crate::engine::Engine;
@@ -29,6 +29,8 @@ pub struct FusedUpdate {
     owners: Vec<ParameterIndex>,
     /// States on a disk, beside the old ones; nothing if none are there.
     staged: Result<Option<StagedUpdate>, ZeroError>,
+    /// Whether states in memory were updated half way.
+    is_torn: bool,
 }
 
 /// One shard while it is updated.
@@ -54,8 +56,9 @@ impl FusedUpdate {
             states,
             owners: Vec::new(),
             staged: Ok(None),
+            is_torn: false,
         };
-        let keeps_old = is_beside || this.is_disk();
+        let keeps_old = is_beside || this.is_disk() || this.engine.spill.is_some();
         let prepared = updates.into_iter().try_for_each(|update| {
             let Fused(optimizer) = optimizers[update.group];
             this.begin(update, optimizer, factor, keeps_old)
@@ -102,7 +105,9 @@ impl FusedUpdate {
             let Some(state) = &mut self.states[shard.parameter.index()] else { continue };
             let rows = 0..state.in_memory(shard.values.len());
             let mut memory: Vec<&mut [u8]> = state.memory.iter_mut().map(|state| &mut state[..]).collect();
+            self.is_torn = true;
             shard.update(kind, &self.engine, &self.gradients, rows, &mut memory)?;
+            self.is_torn = false;
         }
         Ok(())
     }
@@ -128,7 +133,7 @@ impl FusedUpdate {
             pipeline.stage(tables, |tile| {
                 let (at, first) = places[tile.table];
                 let rows = first + tile.rows.start as usize..first + tile.rows.end as usize;
-                shards[at].update(kind, engine, gradients, rows, &mut tile.columns).map_err(ZeroError::from)
+                shards[at].update(kind, engine, gradients, rows, &mut tile.columns)
             })
         });
         staged.map_err(|(tables, error)| {
@@ -151,7 +156,7 @@ impl FusedUpdate {
         } else {
             staged.map(drop)
         };
-        let Self { engine, shards, mut states, .. } = self;
+        let Self { engine, shards, mut states, is_torn, .. } = self;
         let finish = |Shard { parameter, values, copy, .. }: Shard| {
             if let Some(state) = &mut states[parameter.index()] {
                 state.steps += 1;
@@ -161,7 +166,7 @@ impl FusedUpdate {
             (parameter, Updated { shard: values.into_tensor(&engine.device), copy })
         };
         let outcome = outcome.map(|()| shards.into_iter().map(finish).collect());
-        Finished { states, outcome }
+        Finished { states, outcome, is_torn }
     }
 }
 
@@ -198,14 +203,10 @@ impl Shard {
         gradients: &OwnedGradients,
         rows: Range<usize>,
         states: &mut [&mut [u8]],
-    ) -> Result<(), UpdateError> {
+    ) -> Result<(), ZeroError> {
         let Self { optimizer, parameter, update, values, copy } = self;
-        gradients.each_own(engine, *parameter, |start, gradient| {
-            let range = rows.start.max(start)..rows.end.min(start + gradient.len());
-            if range.is_empty() {
-                return Ok(());
-            }
-            let gradient = gradient.slice(range.start - start..range.end - start);
+        gradients.each_own(engine, *parameter, rows.clone(), &mut |start, gradient| {
+            let range = start..start + gradient.len();
             let in_rows = range.start - rows.start..range.end - rows.start;
             let mut states: Vec<_> = states
                 .iter_mut()
@@ -213,7 +214,7 @@ impl Shard {
                 .collect();
             let copy = copy.as_mut().map(|copy| FloatsMut::new(compute, copy).slice(range.clone()).into());
             let values = &mut values.values()[range];
-            optimizer.update(workers, *update, values, gradient.into(), &mut states, copy)
+            Ok(optimizer.update(workers, *update, values, gradient.into(), &mut states, copy)?)
         })
     }
 }

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
 use std::time::Instant;
 
 use burn::tensor::{FloatDType, Tensor};
@@ -15,6 +16,7 @@ use crate::host::{HostTensor, distinct_bytes};
 use crate::owned::{OwnedGradients, Part};
 use crate::reduction::Reduction;
 use crate::scratch::ScratchBuffer;
+use crate::spill::Place;
 use crate::statistics::Activity;
 
 /// How many buckets of the largest size may be on their way at once, or more that are smaller: one travels, and others
@@ -66,6 +68,7 @@ enum Sums {
     /// The bucket, and the sums that it becomes.
     Coming(Work<(ScratchBuffer, HostBuffer)>),
     Here(HostBuffer),
+    OnDisk,
 }
 
 /// What every rank contributes to the step's agreement, summed over ranks.
@@ -175,6 +178,7 @@ impl GradientStore {
         }
         let (sums, how) = match std::mem::take(&mut self.buckets[index].sums) {
             Sums::Here(sums) => (sums, Write::Add),
+            Sums::OnDisk => (engine.sums(index), Write::Add),
             // Settled above.
             Sums::Coming(_) | Sums::None => (engine.sums(index), Write::Put),
         };
@@ -200,7 +204,7 @@ impl GradientStore {
         self.on_their_way.retain(|other| *other != index);
         let begin = (!work.is_done()).then(Instant::now);
         match work.wait() {
-            Ok((_, sums)) => self.buckets[index].sums = Sums::Here(sums),
+            Ok((_, sums)) => self.buckets[index].sums = arrived(engine, index, sums),
             Err(failed) => drop(self.failure.get_or_insert(failed.error)),
         }
         if let Some(begin) = begin {
@@ -210,6 +214,12 @@ impl GradientStore {
 
     fn elements_on_their_way(&self, engine: &Engine) -> usize {
         self.on_their_way.iter().map(|index| engine.layout.buckets()[*index].numel()).sum()
+    }
+
+    fn settle_all(&mut self, engine: &Engine) {
+        for index in 0..self.buckets.len() {
+            self.settle(engine, index);
+        }
     }
 
     fn settle_oldest(&mut self, engine: &Engine) {
@@ -232,7 +242,11 @@ impl GradientStore {
             return Err(error);
         }
         if engine.world() == 1 {
-            return Ok(failed.then_some(Rank::ROOT));
+            self.settle_all(engine);
+            return match self.failure.take() {
+                Some(error) => Err(error),
+                None => Ok(failed.then_some(Rank::ROOT)),
+            };
         }
         // Slot 0: larger for a lower failed rank. Then one flag per bucket that received a gradient after its turn.
         let mut flags = vec![0.0_f64; 1 + self.buckets.len()];
@@ -309,7 +323,8 @@ impl GradientStore {
     pub(crate) fn bytes(&self, engine: &Engine) -> Bytes {
         let whole = distinct_bytes(self.sums.iter().flatten());
         let buckets = self.buckets.iter().enumerate().map(|(index, bucket)| match &bucket.sums {
-            Sums::None => 0,
+            Sums::None | Sums::OnDisk => 0,
+            Sums::Coming(_) if on_disk(engine, index).is_some() => 0,
             Sums::Here(_) | Sums::Coming(_) => engine.sums_bytes(index),
         });
         Bytes::new(whole + buckets.sum::<usize>() as u64)
@@ -317,7 +332,7 @@ impl GradientStore {
 
     /// Reduces what is not reduced yet and moves all gradients out.
     pub(crate) fn take(&mut self, engine: &Engine) -> Result<OwnedGradients, CommError> {
-        if engine.world() == 1 {
+        if engine.world() == 1 && !engine.reduces_in_backward() {
             return Ok(OwnedGradients::Whole(self.sums.iter_mut().map(Option::take).collect()));
         }
         if !engine.reduces_in_backward() {
@@ -326,26 +341,25 @@ impl GradientStore {
                 self.reduce(engine, index);
             }
         }
-        for index in 0..self.buckets.len() {
-            self.settle(engine, index);
-        }
+        self.settle_all(engine);
         if let Some(error) = self.failure.take() {
             return Err(error);
         }
         let sums = self.buckets.iter_mut().enumerate().map(|(index, bucket)| {
-            match std::mem::take(&mut bucket.sums) {
-                Sums::Here(sums) => sums,
+            match (std::mem::take(&mut bucket.sums), on_disk(engine, index)) {
+                (Sums::OnDisk, Some(place)) => Part::Disk(Arc::clone(place)),
+                (Sums::Here(sums), _) => Part::Sums(sums),
                 // Without any backward there is nothing: the owner's part is zero.
-                Sums::Coming(_) | Sums::None => {
+                (Sums::OnDisk | Sums::Coming(_) | Sums::None, _) => {
                     let mut sums = engine.sums(index);
                     sums.fill(0);
-                    sums
+                    Part::Sums(sums)
                 }
             }
         });
         let sums: Vec<_> = sums.collect();
         Ok(if engine.config.stage.shards_optimizer() {
-            OwnedGradients::Parts(sums.into_iter().map(Part::Sums).collect())
+            OwnedGradients::Parts(sums)
         } else {
             OwnedGradients::Replicated(sums)
         })
@@ -393,6 +407,16 @@ fn digest(rates: &[f64]) -> u64 {
     digest.finish()
 }
 
+/// Where the sums of a bucket wait, if not in memory.
+fn on_disk(engine: &Engine, bucket: usize) -> Option<&Arc<Place>> {
+    engine.spill.as_ref()?.place(bucket)
+}
+
+/// What has become of the sums of a bucket that was reduced.
+fn arrived(engine: &Engine, bucket: usize, sums: HostBuffer) -> Sums {
+    if on_disk(engine, bucket).is_some() { Sums::OnDisk } else { Sums::Here(sums) }
+}
+
 /// Reduces a bucket: beside compute, or at once.
 fn start(
     engine: &Engine,
@@ -411,11 +435,21 @@ fn start(
     };
     let bytes = reduction.bytes(engine.comm.rank().index());
     let (label, scratch) = (&engine.bucket_labels[index], engine.scratch.clone());
-    let recorder = std::sync::Arc::clone(&engine.recorder);
+    let recorder = Arc::clone(&engine.recorder);
+    let (place, nothing) = (on_disk(engine, index).cloned(), engine.sums.clone());
     let run = move |comm: &dyn zero_comm::Communicator,
                     (bucket, sums): &mut (ScratchBuffer, HostBuffer),
                     label: &str| {
-        recorder.during(Activity::Reduce, label, bytes, || reduction.run(comm, bucket, sums, &scratch, label))
+        if let (Some(place), Write::Add) = (&place, how) {
+            place.fetch(sums);
+        }
+        recorder
+            .during(Activity::Reduce, label, bytes, || reduction.run(comm, bucket, sums, &scratch, label))?;
+        if let Some(place) = &place {
+            place.put(sums);
+            *sums = nothing.take(0);
+        }
+        Ok(())
     };
     match &engine.reductions {
         Some(queue) => {
@@ -425,7 +459,7 @@ fn start(
             let (begin, mut buffers) = (Instant::now(), (bucket, sums));
             run(&*engine.comm, &mut buffers, label)?;
             engine.recorder.exposed(Activity::Reduce, begin);
-            Ok(Sums::Here(buffers.1))
+            Ok(arrived(engine, index, buffers.1))
         }
     }
 }

@@ -82,6 +82,7 @@ mod scratch;
 mod shard;
 mod shared;
 mod slot;
+mod spill;
 mod stand_in;
 mod statistics;
 mod stored;

@@ -370,8 +370,11 @@ impl<O: ShardOptimizer> ZeroOptimizer<O> {
 
     /// Ends an update, and shows its parameters to all ranks.
     fn finish(&mut self, Pending { prepared, nothing_here }: Pending<O>) -> Result<(), ZeroError> {
-        let Finished { states, outcome } = O::finish(prepared);
+        let Finished { states, outcome, is_torn } = O::finish(prepared);
         self.states = states;
+        if let (true, Err(error)) = (is_torn, &outcome) {
+            self.engine.break_off(error);
+        }
         for (bytes, state) in self.state_bytes.iter_mut().zip(&self.states) {
             if let (0, Some(state)) = (*bytes, state) {
                 *bytes = O::bytes(state);

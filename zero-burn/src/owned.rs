@@ -1,13 +1,20 @@
 //! Reduced gradients on their way to the optimizer.
 
+use std::ops::Range;
+use std::sync::Arc;
+
 use burn::tensor::{FloatDType, Tensor};
 use zero_comm::{CommError, CommunicatorExt, ReduceOp};
-use zero_core::{DType, ParameterIndex, Rank, Segment};
-use zero_offload::HostBuffer;
+use zero_core::{Bucket, DType, ParameterIndex, Rank, Segment};
+use zero_offload::{HostBuffer, StoreError};
 
 use crate::engine::Engine;
-use crate::floats::{Floats, FloatsMut, Write};
+use crate::floats::{Floats, FloatsMut, Squares, Write};
 use crate::host::{HostTensor, tensor_from_buffer};
+use crate::spill::Place;
+
+/// How many elements are read from a disk at a time.
+const PIECE: usize = 1 << 18;
 
 /// The summed gradients of what this rank updates.
 #[derive(Debug)]
@@ -15,7 +22,7 @@ pub(crate) enum OwnedGradients {
     /// By parameter: a world of one.
     Whole(Vec<Option<Tensor<1>>>),
     /// By bucket, all of it: stage 0.
-    Replicated(Vec<HostBuffer>),
+    Replicated(Vec<Part>),
     /// By bucket, this rank's part: stages 1 to 3.
     Parts(Vec<Part>),
 }
@@ -24,6 +31,8 @@ pub(crate) enum OwnedGradients {
 #[derive(Debug)]
 pub(crate) enum Part {
     Sums(HostBuffer),
+    /// The same, on a disk.
+    Disk(Arc<Place>),
     /// The same, `f32` and multiplied by the step's factor: a parameter's gradient is a view of it.
     Gradients(Box<Tensor<1>>),
 }
@@ -33,72 +42,123 @@ impl OwnedGradients {
     ///
     /// Each rank's range of each parameter is summed by itself, then a rank's ranges in the order of the model, then the
     /// ranks' sums in their order: stages and bucket sizes give the same bits.
-    pub(crate) fn sum_of_squares(&self, engine: &Engine) -> Result<f64, CommError> {
+    ///
+    /// What the disk cannot give is an error of this rank alone, beside one between ranks.
+    pub(crate) fn sum_of_squares(&self, engine: &Engine) -> Result<Result<f64, StoreError>, CommError> {
         let mut by_rank = vec![0.0_f64; engine.world()];
+        let mut read = Ok(());
         for parameter in engine.layout.parameters() {
             if let Self::Whole(gradients) = self {
                 if let Some(gradient) = &gradients[parameter.index().index()] {
                     by_rank[0] += HostTensor::new(gradient.clone()).floats().sum_of_squares();
                 }
-            } else {
-                self.each_sum(engine, parameter.index(), |segment, sums| {
-                    by_rank[segment.rank.index()] += sums.sum_of_squares();
-                });
+                continue;
             }
+            let mut squares = vec![Squares::default(); engine.world()];
+            let seen = self.each_sum(engine, parameter.index(), &mut |segment, _, sums| {
+                squares[segment.rank.index()].add(sums);
+                Ok::<_, StoreError>(())
+            });
+            read = read.and(seen);
+            by_rank.iter_mut().zip(squares).for_each(|(sum, squares)| *sum += squares.sum());
         }
         if let Self::Parts(_) = self {
             // Every rank adds zeros but at its own place, so this gathers.
             engine.comm.all_reduce(&mut by_rank, ReduceOp::Sum, "gradient norm")?;
         }
-        Ok(by_rank.iter().sum())
+        Ok(read.map(|()| by_rank.iter().sum()))
     }
 
-    /// Shows the gradient of this rank's part of `parameter`, piece by piece: `see` gets where a piece begins in the part,
-    /// and its sums.
-    pub(crate) fn each_own<E>(
+    /// Shows the gradient of the elements `rows` of this rank's part of `parameter`, piece by piece: `see` gets where a piece
+    /// begins in the part, and its sums.
+    pub(crate) fn each_own<E: From<StoreError>>(
         &self,
         engine: &Engine,
         parameter: ParameterIndex,
-        mut see: impl FnMut(usize, Floats<'_>) -> Result<(), E>,
+        rows: Range<usize>,
+        see: &mut dyn FnMut(usize, Floats<'_>) -> Result<(), E>,
     ) -> Result<(), E> {
         if let Self::Whole(gradients) = self {
-            let gradient = gradients[parameter.index()].clone();
-            return gradient.map_or(Ok(()), |gradient| see(0, HostTensor::new(gradient).floats()));
+            return match gradients[parameter.index()].clone() {
+                Some(gradient) => see(rows.start, HostTensor::new(gradient).floats().slice(rows)),
+                None => Ok(()),
+            };
         }
         let is_part = matches!(self, Self::Parts(_));
-        let mut outcome = Ok(());
-        self.each_sum(engine, parameter, |segment, sums| {
-            if outcome.is_ok() {
-                outcome = see(if is_part { 0 } else { segment.source.start }, sums);
+        let Some(index) = engine.layout.bucket_of(parameter) else { return Ok(()) };
+        let bucket = &engine.layout.buckets()[index];
+        for segment in bucket.segments(parameter).iter().filter(|segment| self.has(engine, bucket, segment)) {
+            let first = if is_part { 0 } else { segment.source.start };
+            let part = rows.start.max(first)..rows.end.min(first + segment.source.len());
+            if !part.is_empty() {
+                let within = part.start - first..part.end - first;
+                self.pieces(engine, index, segment, within, &mut |at, sums| see(first + at, sums))?;
             }
-        });
-        outcome
+        }
+        Ok(())
     }
 
-    /// Shows the sums of `parameter` that are in buckets here, segment by segment, to `see`.
-    fn each_sum(
+    /// Whether the sums of a segment are here.
+    fn has(&self, engine: &Engine, bucket: &Bucket, segment: &Segment) -> bool {
+        let here = self.here(engine, bucket);
+        segment.offset >= here.start && segment.offset + segment.source.len() <= here.end
+    }
+
+    /// The elements of a bucket whose sums are here.
+    fn here(&self, engine: &Engine, bucket: &Bucket) -> Range<usize> {
+        match self {
+            Self::Parts(_) => bucket.part(engine.comm.rank()),
+            Self::Whole(_) | Self::Replicated(_) => 0..bucket.numel(),
+        }
+    }
+
+    /// Shows the elements `within` a segment of a bucket to `see`, with where in the segment they begin: all at once, or
+    /// pieces of a multiple of [`PIECE`] from a disk.
+    fn pieces<E: From<StoreError>>(
+        &self,
+        engine: &Engine,
+        index: usize,
+        segment: &Segment,
+        within: Range<usize>,
+        see: &mut dyn FnMut(usize, Floats<'_>) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let (Self::Parts(parts) | Self::Replicated(parts)) = self else { return Ok(()) };
+        let accumulate = engine.config.precision.accumulate;
+        let start = segment.offset - self.here(engine, &engine.layout.buckets()[index]).start;
+        match &parts[index] {
+            Part::Gradients(_) => Ok(()),
+            Part::Sums(sums) => {
+                let range = start + within.start..start + within.end;
+                see(within.start, Floats::new(accumulate, sums).slice(range))
+            }
+            Part::Disk(place) => {
+                let size = accumulate.size();
+                let mut memory = engine.scratch.take(within.len().min(PIECE) * size);
+                for at in within.clone().step_by(PIECE) {
+                    let numel = PIECE.min(within.end - at);
+                    place.read((start + at) * size, &mut memory[..numel * size])?;
+                    see(at, Floats::new(accumulate, &memory[..numel * size]))?;
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// Shows the sums of `parameter` that are in buckets here to `see`: a segment, where in it a piece begins, and the piece.
+    fn each_sum<E: From<StoreError>>(
         &self,
         engine: &Engine,
         parameter: ParameterIndex,
-        mut see: impl FnMut(&Segment, Floats<'_>),
-    ) {
-        let Some(index) = engine.layout.bucket_of(parameter) else { return };
+        see: &mut dyn FnMut(&Segment, usize, Floats<'_>) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let Some(index) = engine.layout.bucket_of(parameter) else { return Ok(()) };
         let bucket = &engine.layout.buckets()[index];
-        let (buffer, here) = match self {
-            Self::Whole(_) => return,
-            Self::Replicated(buffers) => (&buffers[index], 0..bucket.numel()),
-            Self::Parts(parts) => match &parts[index] {
-                Part::Sums(sums) => (sums, bucket.part(engine.comm.rank())),
-                Part::Gradients(_) => return,
-            },
-        };
-        let sums = Floats::new(engine.config.precision.accumulate, buffer);
-        for segment in bucket.segments(parameter) {
-            let end = segment.offset + segment.source.len();
-            if segment.offset >= here.start && end <= here.end {
-                see(segment, sums.slice(segment.offset - here.start..end - here.start));
-            }
+        for segment in bucket.segments(parameter).iter().filter(|segment| self.has(engine, bucket, segment)) {
+            self.pieces(engine, index, segment, 0..segment.source.len(), &mut |at, sums| {
+                see(segment, at, sums)
+            })?;
         }
+        Ok(())
     }
 
     /// Moves out the gradient of this rank's part of `parameter`, times `factor`, which is the same for all.
@@ -107,37 +167,39 @@ impl OwnedGradients {
         engine: &Engine,
         parameter: ParameterIndex,
         factor: f32,
-    ) -> Option<Tensor<1>> {
-        let index = engine.layout.bucket_of(parameter)?;
+    ) -> Result<Option<Tensor<1>>, StoreError> {
+        let Some(index) = engine.layout.bucket_of(parameter) else { return Ok(None) };
         let bucket = &engine.layout.buckets()[index];
         let accumulate = engine.config.precision.accumulate;
-        let sums = match self {
+        match self {
             Self::Whole(gradients) => {
-                let gradient = gradients[parameter.index()].take()?.cast(FloatDType::F32);
-                return Some(if factor == 1.0 { gradient } else { gradient.mul_scalar(factor) });
+                let Some(gradient) = gradients[parameter.index()].take() else { return Ok(None) };
+                let gradient = gradient.cast(FloatDType::F32);
+                return Ok(Some(if factor == 1.0 { gradient } else { gradient.mul_scalar(factor) }));
             }
             Self::Parts(parts) => {
-                let gradients = parts[index].gradients(engine, accumulate, factor);
+                let gradients = parts[index].gradients(engine, index, accumulate, factor)?;
                 let part = bucket.part(engine.comm.rank());
                 let here = |segment: &&Segment| segment.rank == engine.comm.rank();
-                return Some(match bucket.segments(parameter).iter().find(here) {
+                return Ok(Some(match bucket.segments(parameter).iter().find(here) {
                     None => Tensor::empty([0], &engine.device),
                     Some(segment) => {
                         let start = segment.offset - part.start;
                         gradients.narrow(0, start, segment.source.len())
                     }
-                });
+                }));
             }
-            Self::Replicated(buffers) => Floats::new(accumulate, &buffers[index]),
-        };
+            Self::Replicated(_) => {}
+        }
         let numel = engine.parameter(parameter).numel();
         let mut gradient = engine.sums.take(numel * size_of::<f32>());
         let target = gradient.as_mut_slice::<f32>();
-        for segment in bucket.segments(parameter) {
-            let from = sums.slice(segment.offset..segment.offset + segment.source.len());
-            FloatsMut::F32(&mut target[segment.source.clone()]).write(Write::Put, from, factor);
-        }
-        Some(tensor_from_buffer(gradient, DType::F32, &engine.device))
+        self.each_sum(engine, parameter, &mut |segment, at, sums| {
+            let start = segment.source.start + at;
+            FloatsMut::F32(&mut target[start..start + sums.len()]).write(Write::Put, sums, factor);
+            Ok::<_, StoreError>(())
+        })?;
+        Ok(Some(tensor_from_buffer(gradient, DType::F32, &engine.device)))
     }
 
     /// Which gradient was not finite, and on which rank: on the lowest rank that has one, the first in backward order;
@@ -170,14 +232,29 @@ impl OwnedGradients {
                 return gradient.is_some_and(|gradient| !HostTensor::new(gradient).floats().are_finite());
             }
             let mut finite = true;
-            self.each_sum(engine, parameter, |_, sums| finite &= sums.are_finite());
-            !finite
+            let seen = self.each_sum(engine, parameter, &mut |_, _, sums| {
+                finite &= sums.are_finite();
+                Ok::<_, StoreError>(())
+            });
+            // What cannot be read any more is not known to be finite.
+            seen.is_err() || !finite
         })
     }
 }
 
 impl Part {
-    fn gradients(&mut self, engine: &Engine, accumulate: DType, factor: f32) -> Tensor<1> {
+    fn gradients(
+        &mut self,
+        engine: &Engine,
+        index: usize,
+        accumulate: DType,
+        factor: f32,
+    ) -> Result<Tensor<1>, StoreError> {
+        if let Self::Disk(place) = self {
+            let mut sums = engine.sums(index);
+            place.read(0, &mut sums)?;
+            *self = Self::Sums(sums);
+        }
         if let Self::Sums(sums) = self {
             let buffer = if accumulate == DType::F32 {
                 let mut buffer = std::mem::replace(sums, engine.sums.take(0));
@@ -195,8 +272,8 @@ impl Part {
             *self = Self::Gradients(Box::new(tensor_from_buffer(buffer, DType::F32, &engine.device)));
         }
         match self {
-            Self::Gradients(gradients) => (**gradients).clone(),
-            Self::Sums(_) => unreachable!("made above"),
+            Self::Gradients(gradients) => Ok((**gradients).clone()),
+            Self::Sums(_) | Self::Disk(_) => unreachable!("made above"),
         }
     }
 }

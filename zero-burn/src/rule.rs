@@ -41,7 +41,7 @@ pub trait Rule: Clone {
     /// be taken back, only when it is [finished](Self::finish).
     fn prepare(job: Job<Self>, is_beside: bool) -> Self::Prepared;
 
-    /// Gives the states back, and the new shards; nothing has changed if it fails. Collective where state is on a disk.
+    /// Gives the states back, and the new shards; nothing has changed if it fails, unless it is torn. Collective where state is on a disk.
     fn finish(prepared: Self::Prepared) -> Finished<Self>;
 
     /// Bytes of memory that a state takes.
@@ -72,6 +72,8 @@ pub(crate) type States<R> = Vec<Option<<R as Rule>::State>>;
 pub struct Finished<R: Rule> {
     pub(crate) states: States<R>,
     pub(crate) outcome: Result<Vec<(ParameterIndex, Updated)>, ZeroError>,
+    /// Whether it failed half way: then some states are of this step and some of the one before.
+    pub(crate) is_torn: bool,
 }
 
 impl<R: Rule> std::fmt::Debug for Finished<R> {
@@ -116,16 +118,20 @@ impl<O: Optimizer> Rule for O {
     fn prepare(job: Job<Self>, _: bool) -> Finished<Self> {
         let Job { engine, optimizers, updates, mut gradients, factor, mut states } = job;
         let update = |ShardUpdate { parameter, group, lr }: ShardUpdate| {
-            let gradient = gradients.take(&engine, parameter, factor as f32)?;
+            let gradient = match gradients.take(&engine, parameter, factor as f32) {
+                Ok(gradient) => gradient?,
+                Err(error) => return Some(Err(ZeroError::from(error))),
+            };
             let state = states[parameter.index()].take().and_then(|stored| stored.load(&engine.device));
             let shard = engine.held(parameter).shard;
             let (shard, state): (Tensor<1>, _) = optimizers[group].step(lr, shard, gradient, state);
             let dtype = engine.config.precision.optimizer_state;
             states[parameter.index()] = state.map(|state| Stored::new(state, dtype));
-            Some((parameter, Updated { shard, copy: None }))
+            Some(Ok((parameter, Updated { shard, copy: None })))
         };
-        let updated = updates.into_iter().filter_map(update).collect();
-        Finished { states, outcome: Ok(updated) }
+        let outcome = updates.into_iter().filter_map(update).collect();
+        let outcome: Result<_, _> = outcome;
+        Finished { states, is_torn: outcome.is_err(), outcome }
     }
 
     fn finish(prepared: Finished<Self>) -> Finished<Self> {

@@ -50,7 +50,8 @@ pub(crate) fn set_trainable<M: Module>(
     }
     let layout = lay_out(old.base(), specs)?;
     old.settle_renewals()?;
-    let engine = Arc::new(Engine::new(Arc::clone(old.base()), layout, old.ids.clone(), Some(old)));
+    let engine = Engine::new(Arc::clone(old.base()), layout, old.ids.clone(), Some(old));
+    let engine = Arc::new(old.together(engine)?);
     let model = take_over(model, old);
     Ok((model.apply_reparameterization(Attach { engine: &engine, device, held_back }), engine))
 }

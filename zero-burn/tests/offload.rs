@@ -6,10 +6,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use burn::optim::AdamWConfig;
-use common::{LR, Odd, config, no_skips, rows, sharded_by, weights, with_engines};
+use burn::tensor::{Device, FloatDType};
+use common::{LR, Odd, Weights, config, no_skips, rows, sharded_by, weights, with_engines};
 use zero_burn::{
-    Adagrad, Adam, Bytes, DType, Fused, Offload, Placement, ReduceGradients, Stage, Tier, WeightDecay,
-    ZeroConfig, ZeroError,
+    Adagrad, Adam, Bytes, DType, Fused, Offload, Partition, Placement, ReduceGradients, ShardOptimizer,
+    Stage, Tier, WeightDecay, Zero, ZeroConfig, ZeroError,
 };
 
 const STEPS: usize = 4;
@@ -63,7 +64,7 @@ fn a_step_that_the_disk_fails_changes_nothing_on_any_rank() {
             drop(plain);
             let rank = comm.rank().index();
             let config = on_disk(config(stage), directories[rank].path(), 1.0);
-            let zero = zero_burn::Zero::new(config, comm, burn::tensor::Device::default())?;
+            let zero = Zero::new(config, comm, Device::default())?;
             let mut model = zero.shard(Odd::new)?;
             let mut optimizer = zero.optimizer(Fused::new(Adam::ADAMW)?)?;
             let backward = |model: &Odd, step| zero.backward(model.loss(rows(step, 0..4, zero.device()), 0));
@@ -105,8 +106,7 @@ fn a_step_that_the_disk_fails_changes_nothing_on_any_rank() {
             assert!(optimizer.step(LR, &mut model)?.applied);
             let after = weights(&zero.unshard(&model)?);
             let undisturbed = {
-                let zero =
-                    zero_burn::Zero::new(common::config(stage), comm, burn::tensor::Device::default())?;
+                let zero = Zero::new(common::config(stage), comm, Device::default())?;
                 let mut model = zero.shard(Odd::new)?;
                 let mut optimizer = zero.optimizer(Fused::new(Adam::ADAMW)?)?;
                 for step in 0..2 {
@@ -135,6 +135,107 @@ fn what_cannot_be_offloaded_is_refused() {
         zero.shard(Odd::new)?;
         let error = zero.optimizer(Fused::new(Adam::ADAMW)?).map(drop).unwrap_err().to_string();
         assert!(error.contains("missing") && error.contains("directory"), "{error}");
+        Ok(())
+    });
+}
+
+#[test]
+fn gradients_on_a_disk_change_no_bit() {
+    let directory = tempfile::tempdir().unwrap();
+    for (stage, size) in Stage::ALL.into_iter().flat_map(|stage| [1, 3].map(|size| (stage, size))) {
+        for (compute, accumulate) in [(DType::F32, DType::F32), (DType::BF16, DType::BF16)] {
+            let mut config = config(stage);
+            (config.precision.compute, config.precision.accumulate) = (compute, accumulate);
+            config.precision.reduce = Some(DType::F32);
+            config.reduce_gradients = Some(ReduceGradients::EveryBackward);
+            config.clip_norm = Some(0.5);
+            let expected = accumulate_twice(&config, size, &Fused::new(Adam::ADAMW).unwrap());
+            for (fraction, states) in [(1.0, false), (0.4, false), (1.0, true)] {
+                let path = Some(directory.path().to_path_buf());
+                let gradients = Placement { tier: Tier::Nvme, path, fraction };
+                let mut offloaded = on_disk(config.clone(), directory.path(), if states { 0.7 } else { 0.0 });
+                offloaded.offload.gradients = gradients;
+                for overlap in [true, false] {
+                    offloaded.overlap = overlap;
+                    let run = accumulate_twice(&offloaded, size, &Fused::new(Adam::ADAMW).unwrap());
+                    assert_eq!(
+                        run, expected,
+                        "{fraction} at {stage} on {size} ranks in {compute}, {overlap}"
+                    );
+                }
+                if !states {
+                    offloaded.offload.optimizer = Placement::default();
+                    let burn = AdamWConfig::new().with_weight_decay(0.01).build();
+                    let expected = accumulate_twice(&config, size, &burn);
+                    assert_eq!(accumulate_twice(&offloaded, size, &burn), expected, "{fraction} at {stage}");
+                }
+            }
+        }
+    }
+    assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0, "nothing is left behind");
+}
+
+/// Two backwards for each step.
+fn accumulate_twice(
+    config: &ZeroConfig,
+    size: usize,
+    optimizer: &(impl ShardOptimizer + Clone + Sync),
+) -> (Vec<(f64, f64)>, Weights) {
+    let is_mixed = config.precision.compute == DType::BF16;
+    let float = if is_mixed { FloatDType::BF16 } else { FloatDType::F32 };
+    let mut runs = with_engines(config, size, |comm, zero| {
+        let mut model = zero.shard(Odd::new)?;
+        let mut optimizer = zero.optimizer(optimizer.clone())?;
+        let share = Partition::new(6, comm.world_size()).range(comm.rank());
+        let mut outcomes = Vec::new();
+        for step in 0..STEPS {
+            for micro in 0..2 {
+                let input = rows(2 * step + micro, share.clone(), zero.device()).cast(float);
+                zero.backward(model.loss(input, 0))?;
+                let gradients = zero.memory()?.state.gradients;
+                let all =
+                    config.offload.gradients.tier == Tier::Nvme && config.offload.gradients.fraction == 1.0;
+                assert!(!all || gradients == Bytes::ZERO, "{gradients} stay in memory");
+            }
+            let outcome = optimizer.step(LR, &mut model)?;
+            outcomes.push((outcome.loss, outcome.grad_norm));
+        }
+        Ok((outcomes, weights(&zero.unshard(&model)?)))
+    });
+    runs.remove(0)
+}
+
+#[test]
+fn gradients_that_the_disk_loses_are_told_and_dropped_on_all_ranks() {
+    let directories = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    with_engines(&config(Stage::Two), 2, |comm, plain| {
+        drop(plain);
+        let rank = comm.rank().index();
+        let mut config = config(Stage::Two);
+        let path = Some(directories[rank].path().to_path_buf());
+        config.offload.gradients = Placement { tier: Tier::Nvme, path, fraction: 1.0 };
+        let zero = Zero::new(config, comm, Device::default())?;
+        let mut model = zero.shard(Odd::new)?;
+        let mut optimizer = zero.optimizer(Fused::new(Adam::ADAMW)?)?;
+        let backward = |model: &Odd, step| zero.backward(model.loss(rows(step, 0..4, zero.device()), 0));
+        let before = weights(&zero.unshard(&model)?);
+        backward(&model, 0)?;
+        comm.barrier("before the damage").unwrap();
+        if rank == 1 {
+            for file in data_files(directories[1].path()) {
+                let altered: Vec<u8> = fs::read(&file).unwrap().iter().map(|byte| byte ^ 1).collect();
+                fs::write(file, altered).unwrap();
+            }
+        }
+        comm.barrier("after the damage").unwrap();
+        let error = optimizer.step(LR, &mut model).expect_err("the disk was altered");
+        match rank {
+            1 => assert!(matches!(error, ZeroError::Offload { .. }), "{error}"),
+            _ => assert!(matches!(error, ZeroError::RefusedElsewhere { .. }), "{error}"),
+        }
+        assert_eq!(weights(&zero.unshard(&model)?), before);
+        backward(&model, 0)?;
+        assert!(optimizer.step(LR, &mut model)?.applied, "what is written anew is read");
         Ok(())
     });
 }

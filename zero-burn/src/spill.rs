@@ -1,0 +1,107 @@
+//! Gradients on a disk, from backward to step.
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+
+use zero_core::{Bucket, Layout, Offload, Rank, Stage, Tier};
+use zero_offload::{NvmeStore, Slot, StoreError, StoreOptions};
+
+use crate::ZeroError;
+use crate::engine::lock;
+
+/// Room on a disk for this rank's sums of each bucket.
+#[derive(Debug)]
+pub(crate) struct Spill {
+    /// By bucket; nothing where they stay in memory.
+    places: Vec<Option<Arc<Place>>>,
+}
+
+/// The sums of one bucket on a disk.
+#[derive(Debug)]
+pub(crate) struct Place {
+    slot: Mutex<Slot>,
+    /// What went wrong beside compute, until somebody asks.
+    failure: Mutex<Option<StoreError>>,
+}
+
+impl Spill {
+    /// Room for what the configuration keeps on a disk; `sums` has the bytes of each bucket's sums here.
+    pub(crate) fn open(
+        offload: &Offload,
+        layout: &Layout,
+        labels: &[String],
+        sums: &[usize],
+        rank: Rank,
+    ) -> Result<Option<Self>, ZeroError> {
+        let placement = &offload.gradients;
+        if placement.tier != Tier::Nvme {
+            return Ok(None);
+        }
+        debug_assert_eq!(layout.buckets().len(), sums.len(), "one for each bucket");
+        let open = || {
+            let largest = sums.iter().max().copied().unwrap_or(0) as u64;
+            let directory = placement.path.clone().unwrap_or_else(|| PathBuf::from("."));
+            let store = NvmeStore::open(StoreOptions {
+                rank,
+                block: offload.block_bytes,
+                depth: offload.depth,
+                buffers: offload.buffer_bytes.min(zero_core::Bytes::new(largest)).max(offload.block_bytes),
+                ..StoreOptions::new(directory)
+            })?;
+            let mut missing = placement.elements(sums.iter().sum());
+            let places = labels.iter().zip(sums).map(|(label, &bytes)| {
+                if missing == 0 || bytes == 0 {
+                    return Ok(None);
+                }
+                missing = missing.saturating_sub(bytes);
+                let slot = store.reserve(label, bytes as u64)?;
+                Ok(Some(Arc::new(Place { slot: Mutex::new(slot), failure: Mutex::default() })))
+            });
+            Ok(Self { places: places.collect::<Result<_, StoreError>>()? })
+        };
+        let spill =
+            open().map_err(|error: StoreError| ZeroError::from(error).during("making room for gradients"))?;
+        Ok(Some(spill))
+    }
+
+    pub(crate) fn place(&self, bucket: usize) -> Option<&Arc<Place>> {
+        self.places[bucket].as_ref()
+    }
+
+    /// The first thing that went wrong beside compute since the last call.
+    pub(crate) fn check(&self) -> Result<(), ZeroError> {
+        let failures: Vec<_> =
+            self.places.iter().flatten().filter_map(|place| lock(&place.failure).take()).collect();
+        failures
+            .into_iter()
+            .next()
+            .map_or(Ok(()), |error| Err(ZeroError::from(error).during("keeping gradients on the disk")))
+    }
+}
+
+impl Place {
+    /// Reads sums from `offset` on, in bytes.
+    pub(crate) fn read(&self, offset: usize, into: &mut [u8]) -> Result<(), StoreError> {
+        lock(&self.slot).read(offset as u64, into)
+    }
+
+    /// Reads all sums; after a failure they are of no use.
+    pub(crate) fn fetch(&self, into: &mut [u8]) {
+        if let Err(error) = self.read(0, into) {
+            lock(&self.failure).get_or_insert(error);
+        }
+    }
+
+    /// Writes all sums.
+    pub(crate) fn put(&self, sums: &[u8]) {
+        if let Err(error) = lock(&self.slot).write(0, sums) {
+            lock(&self.failure).get_or_insert(error);
+        }
+    }
+}
+
+/// Bytes of the sums of `bucket` on `rank`.
+pub(crate) fn sums_bytes(stage: Stage, rank: Rank, bucket: &Bucket, size: usize) -> usize {
+    let numel = if stage.shards_optimizer() { bucket.counts()[rank.index()] } else { bucket.numel() };
+    numel * size
+}
