@@ -2,7 +2,6 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, OnceLock};
-use std::time::Duration;
 
 use burn::tensor::Device;
 use zero_comm::{Communicator, WorkQueue};
@@ -10,7 +9,7 @@ use zero_core::{Bytes, LossScale, Rank, StateBytes, WorldSize, ZeroConfig};
 use zero_offload::{HostPool, PoolOptions, Workers};
 
 use crate::ZeroError;
-use crate::disk::Disk;
+use crate::disk::{Disk, Traffic};
 use crate::held::Held;
 use crate::ladder::Ladder;
 use crate::phase::Phase;
@@ -47,6 +46,8 @@ pub(crate) struct Base {
     pub(crate) states: HostPool,
     workers: OnceLock<Workers>,
     disk: OnceLock<Disk>,
+    /// Of all disks.
+    pub(crate) traffic: Arc<Traffic>,
     /// Whole master weights for who asks; nothing is kept.
     pub(crate) exports: HostPool,
     pub(crate) scale: Mutex<LossScale>,
@@ -84,6 +85,7 @@ impl Base {
             states: HostPool::new(PoolOptions { retain: Bytes::ZERO }),
             workers: OnceLock::new(),
             disk: OnceLock::new(),
+            traffic: Arc::default(),
             exports: HostPool::new(PoolOptions { retain: Bytes::ZERO }),
             version: AtomicU64::new(0),
             phase: Phase::default(),
@@ -111,12 +113,7 @@ impl Base {
         if let Some(disk) = self.disk.get() {
             return Ok(disk);
         }
-        let disk = Disk::open(&self.config.offload, self.comm.rank())?;
+        let disk = Disk::open(&self.config.offload, self.comm.rank(), Arc::clone(&self.traffic))?;
         Ok(self.disk.get_or_init(|| disk))
-    }
-
-    /// What went to and from the disk so far.
-    pub(crate) fn offloaded(&self) -> (Bytes, Duration) {
-        self.disk.get().map_or_else(Default::default, Disk::moved)
     }
 }

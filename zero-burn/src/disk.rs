@@ -1,8 +1,8 @@
 //! Training state on a disk.
 
 use std::path::PathBuf;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use zero_core::{Bytes, Offload, Rank};
@@ -16,12 +16,11 @@ use crate::engine::lock;
 pub(crate) struct Disk {
     store: NvmeStore,
     pipeline: Mutex<Pipeline>,
-    moved: AtomicU64,
-    nanos: AtomicU64,
+    traffic: Arc<Traffic>,
 }
 
 impl Disk {
-    pub(crate) fn open(offload: &Offload, rank: Rank) -> Result<Self, ZeroError> {
+    pub(crate) fn open(offload: &Offload, rank: Rank, traffic: Arc<Traffic>) -> Result<Self, ZeroError> {
         let open = || {
             let directory = offload.optimizer.path.clone().unwrap_or_else(|| PathBuf::from("."));
             let store = NvmeStore::open(StoreOptions {
@@ -33,12 +32,7 @@ impl Disk {
                 ..StoreOptions::new(directory)
             })?;
             let pipeline = Pipeline::new(&store, offload.buffer_bytes)?;
-            Ok(Self {
-                store,
-                pipeline: Mutex::new(pipeline),
-                moved: AtomicU64::new(0),
-                nanos: AtomicU64::new(0),
-            })
+            Ok(Self { store, pipeline: Mutex::new(pipeline), traffic })
         };
         open().map_err(|error: StoreError| {
             ZeroError::from(error).during("opening the disk for optimizer state")
@@ -70,18 +64,31 @@ impl Disk {
         Ok(table)
     }
 
-    /// Runs an update of `bytes` of state, which are read and written, and counts it.
+    /// Runs an update of `bytes` of state, which are read and written.
     pub(crate) fn update<T>(&self, bytes: u64, run: impl FnOnce(&mut Pipeline) -> T) -> T {
+        self.traffic.during(2 * bytes, || run(&mut lock(&self.pipeline)))
+    }
+}
+
+/// What went to and from disks, and how long that took.
+#[derive(Debug, Default)]
+pub(crate) struct Traffic {
+    bytes: AtomicU64,
+    nanos: AtomicU64,
+}
+
+impl Traffic {
+    /// Runs what moves `bytes`.
+    pub(crate) fn during<T>(&self, bytes: u64, run: impl FnOnce() -> T) -> T {
         let begin = Instant::now();
-        let outcome = run(&mut lock(&self.pipeline));
-        self.moved.fetch_add(2 * bytes, Ordering::Relaxed);
+        let outcome = run();
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
         self.nanos.fetch_add(begin.elapsed().as_nanos() as u64, Ordering::Relaxed);
         outcome
     }
 
-    /// What was read and written so far, and how long that took, updates included.
-    pub(crate) fn moved(&self) -> (Bytes, Duration) {
+    pub(crate) fn get(&self) -> (Bytes, Duration) {
         let nanos = self.nanos.load(Ordering::Relaxed);
-        (Bytes::new(self.moved.load(Ordering::Relaxed)), Duration::from_nanos(nanos))
+        (Bytes::new(self.bytes.load(Ordering::Relaxed)), Duration::from_nanos(nanos))
     }
 }

@@ -129,7 +129,7 @@ impl Engine {
         base.replicas.set_retain(Bytes::of(layout.numel(), DType::F32));
         let (rank, size) = (base.comm.rank(), config.precision.accumulate.size());
         let sums = layout.buckets().iter().map(|bucket| sums_bytes(config.stage, rank, bucket, size));
-        let spill = Spill::open(&config.offload, &layout, &bucket_labels, &sums.collect::<Vec<_>>(), rank)?;
+        let spill = Spill::open(&base, &layout, &bucket_labels, &sums.collect::<Vec<_>>())?;
         Ok(Self {
             spill,
             uses: Uses::new(layout.parameters().len()),
@@ -475,7 +475,7 @@ impl Engine {
     /// What was counted since the engine began.
     pub(crate) fn statistics(&self) -> Statistics {
         let ahead = self.gathers.statistics();
-        let (offloaded, offload_time) = self.base.offloaded();
+        let (offloaded, offload_time) = self.traffic.get();
         Statistics {
             offloaded,
             offload_time,

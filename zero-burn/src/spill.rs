@@ -3,10 +3,12 @@
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
-use zero_core::{Bucket, Layout, Offload, Rank, Stage, Tier};
+use zero_core::{Bucket, Layout, Rank, Stage, Tier};
 use zero_offload::{NvmeStore, Slot, StoreError, StoreOptions};
 
 use crate::ZeroError;
+use crate::base::Base;
+use crate::disk::Traffic;
 use crate::engine::lock;
 
 /// Room on a disk for this rank's sums of each bucket.
@@ -22,17 +24,18 @@ pub(crate) struct Place {
     slot: Mutex<Slot>,
     /// What went wrong beside compute, until somebody asks.
     failure: Mutex<Option<StoreError>>,
+    traffic: Arc<Traffic>,
 }
 
 impl Spill {
     /// Room for what the configuration keeps on a disk; `sums` has the bytes of each bucket's sums here.
     pub(crate) fn open(
-        offload: &Offload,
+        base: &Base,
         layout: &Layout,
         labels: &[String],
         sums: &[usize],
-        rank: Rank,
     ) -> Result<Option<Self>, ZeroError> {
+        let offload = &base.config.offload;
         let placement = &offload.gradients;
         if placement.tier != Tier::Nvme {
             return Ok(None);
@@ -42,7 +45,7 @@ impl Spill {
             let largest = sums.iter().max().copied().unwrap_or(0) as u64;
             let directory = placement.path.clone().unwrap_or_else(|| PathBuf::from("."));
             let store = NvmeStore::open(StoreOptions {
-                rank,
+                rank: base.comm.rank(),
                 block: offload.block_bytes,
                 depth: offload.depth,
                 buffers: offload.buffer_bytes.min(zero_core::Bytes::new(largest)).max(offload.block_bytes),
@@ -55,7 +58,11 @@ impl Spill {
                 }
                 missing = missing.saturating_sub(bytes);
                 let slot = store.reserve(label, bytes as u64)?;
-                Ok(Some(Arc::new(Place { slot: Mutex::new(slot), failure: Mutex::default() })))
+                Ok(Some(Arc::new(Place {
+                    slot: Mutex::new(slot),
+                    failure: Mutex::default(),
+                    traffic: Arc::clone(&base.traffic),
+                })))
             });
             Ok(Self { places: places.collect::<Result<_, StoreError>>()? })
         };
@@ -82,7 +89,8 @@ impl Spill {
 impl Place {
     /// Reads sums from `offset` on, in bytes.
     pub(crate) fn read(&self, offset: usize, into: &mut [u8]) -> Result<(), StoreError> {
-        lock(&self.slot).read(offset as u64, into)
+        let bytes = into.len() as u64;
+        self.traffic.during(bytes, || lock(&self.slot).read(offset as u64, into))
     }
 
     /// Reads all sums; after a failure they are of no use.
@@ -94,7 +102,8 @@ impl Place {
 
     /// Writes all sums.
     pub(crate) fn put(&self, sums: &[u8]) {
-        if let Err(error) = lock(&self.slot).write(0, sums) {
+        let written = self.traffic.during(sums.len() as u64, || lock(&self.slot).write(0, sums));
+        if let Err(error) = written {
             lock(&self.failure).get_or_insert(error);
         }
     }

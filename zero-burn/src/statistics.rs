@@ -53,9 +53,9 @@ pub struct Statistics {
     pub reduce_exposed: Duration,
     /// How long the optimizer updated this rank's shards.
     pub update_time: Duration,
-    /// Bytes of optimizer state that were read from a disk and written to it.
+    /// Bytes of optimizer state and gradients that were read from disks and written to them.
     pub offloaded: Bytes,
-    /// How long that took, the updates in between included.
+    /// How long that took, beside compute or not; updates in between included.
     pub offload_time: Duration,
     /// Times that a layer asked for a parameter and found it gathered: fetched ahead, kept or in use.
     pub lookahead_hits: u64,

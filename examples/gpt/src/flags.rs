@@ -1,9 +1,10 @@
 //! The command line.
 
+use std::fmt;
 use std::path::PathBuf;
 
 use clap::Parser;
-use zero_burn::{DType, Precision};
+use zero_burn::{DType, Placement, Precision, Tier};
 
 /// Trains a byte-level GPT with its state sharded over ranks.
 ///
@@ -30,6 +31,13 @@ pub struct Flags {
     /// What layers compute in; f16 comes with a dynamic loss scale.
     #[arg(long, value_name = "f32|bf16|f16", value_parser = dtype)]
     pub(crate) precision: Option<DType>,
+    /// Keeps state out of memory: optimizer, gradients or parameters, on the host or in a directory of a fast disk, as in
+    /// optimizer=nvme:/mnt/disk or gradients=host; may be repeated.
+    #[arg(long, value_name = "WHAT=WHERE", value_parser = offload, conflicts_with = "plain")]
+    pub(crate) offload: Vec<(Kind, Placement)>,
+    /// Updates parameters beside the next step, which does not see it yet.
+    #[arg(long, conflicts_with = "plain")]
+    pub(crate) delayed_update: bool,
     /// Rows per step, over all ranks.
     #[arg(long, value_name = "N")]
     pub(crate) batch: Option<usize>,
@@ -57,6 +65,47 @@ pub struct Flags {
     /// Trains with Burn alone, without ZeRO, for comparison.
     #[arg(long, conflicts_with_all = ["ranks", "stage"])]
     pub(crate) plain: bool,
+}
+
+/// What can be kept out of memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Optimizer,
+    Gradients,
+    Parameters,
+}
+
+impl Kind {
+    const ALL: [Self; 3] = [Self::Optimizer, Self::Gradients, Self::Parameters];
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Optimizer => "optimizer",
+            Self::Gradients => "gradients",
+            Self::Parameters => "parameters",
+        })
+    }
+}
+
+fn offload(text: &str) -> Result<(Kind, Placement), String> {
+    let form = "write WHAT=WHERE, as in optimizer=nvme:/mnt/disk or gradients=host";
+    let (what, place) = text.split_once('=').ok_or(form)?;
+    let kind = Kind::ALL.into_iter().find(|kind| kind.to_string() == what);
+    let kind = kind.ok_or_else(|| format!("there are optimizer, gradients and parameters, not `{what}`"))?;
+    let (tier, path) = match place.split_once(':') {
+        Some((tier, path)) => (tier, Some(PathBuf::from(path))),
+        None => (place, None),
+    };
+    let found = Tier::ALL.into_iter().find(|known| known.name() == tier);
+    let names = || Tier::ALL.map(Tier::name).join(", ");
+    let tier = found.ok_or_else(|| format!("there are {}, not `{tier}`", names()))?;
+    match (tier, &path) {
+        (Tier::Nvme, None) => Err(String::from("name the directory, as in optimizer=nvme:/mnt/disk")),
+        (Tier::Device | Tier::Host, Some(_)) => Err(format!("a directory is of no use on the {tier}")),
+        _ => Ok((kind, Placement { tier, path, ..Placement::default() })),
+    }
 }
 
 fn dtype(name: &str) -> Result<DType, String> {

@@ -52,6 +52,15 @@ pub trait Learner {
     /// When another rank fails.
     fn evaluate(&mut self, rows: &Rows) -> Result<f64>;
 
+    /// Ends what goes on beside the steps, so that the model is as of the last one.
+    ///
+    /// # Errors
+    ///
+    /// When another rank, or a disk, fails.
+    fn finish(&mut self) -> Result<()> {
+        Ok(())
+    }
+
     /// The model for inference.
     fn model(&self) -> Gpt;
 }

@@ -45,6 +45,12 @@ pub struct Record {
     /// Times that a layer found a parameter gathered when it asked for it, and times that it did not.
     lookahead_hits: Option<u64>,
     lookahead_misses: Option<u64>,
+    /// Bytes that were read from a disk and written to it.
+    offloaded_bytes: Option<u64>,
+    /// How long that took, updates in between included.
+    offload_seconds: Option<f64>,
+    /// The quotient; 0 where nothing is on a disk.
+    offload_gb_per_second: Option<f64>,
 }
 
 impl Record {
@@ -75,6 +81,12 @@ impl Record {
             reduce_exposed_seconds: seconds(|all| all.reduce_exposed),
             lookahead_hits: statistics.map(|all| all.lookahead_hits),
             lookahead_misses: statistics.map(|all| all.lookahead_misses),
+            offloaded_bytes: statistics.map(|all| all.offloaded.get()),
+            offload_seconds: seconds(|all| all.offload_time),
+            offload_gb_per_second: statistics.map(|all| match all.offload_time.as_secs_f64() {
+                0.0 => 0.0,
+                seconds => all.offloaded.get() as f64 / seconds / 1e9,
+            }),
         }
     }
 }

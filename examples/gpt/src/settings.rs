@@ -6,10 +6,12 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, anyhow, ensure};
 use serde::{Deserialize, Serialize};
-use zero_burn::{DType, DeepSpeedAdam, DeepSpeedOptimizer, LossScaling, Stage, WorldSize, ZeroConfig};
+use zero_burn::{
+    DType, DeepSpeedAdam, DeepSpeedOptimizer, LossScaling, Offload, Stage, WorldSize, ZeroConfig,
+};
 
 use crate::deepspeed::DeepSpeedFile;
-use crate::flags::Flags;
+use crate::flags::{Flags, Kind};
 use crate::learner::{BETAS, EPSILON};
 use crate::model::GptConfig;
 use crate::rates::Rates;
@@ -84,6 +86,20 @@ impl Settings {
         if let Some(precision) = flags.precision {
             settings.zero.precision.compute = precision;
             settings.note("zero.precision.compute", format!("--precision {precision}"));
+        }
+        for (kind, place) in flags.offload {
+            settings.note(&format!("zero.offload.{kind}"), format!("--offload {kind}=..."));
+            let offload = &mut settings.zero.offload;
+            let placement = match kind {
+                Kind::Optimizer => &mut offload.optimizer,
+                Kind::Gradients => &mut offload.gradients,
+                Kind::Parameters => &mut offload.parameters,
+            };
+            *placement = place;
+        }
+        if flags.delayed_update {
+            settings.zero.offload.delayed_update = true;
+            settings.note("zero.offload.delayed_update", String::from("--delayed-update"));
         }
         if let Some(batch) = flags.batch {
             settings.train.batch = batch;
@@ -218,13 +234,18 @@ impl Settings {
             train.weight_decay
         );
         // Here, before there are ranks that would each fail.
-        if let DeepSpeedOptimizer::AdamW(numbers) = &self.optimizer {
-            update::adamw(numbers)?;
-        }
+        update::fused(&self.optimizer)?;
         zero.validate()?;
         let is_apart = self.trace.is_none() || self.trace != self.metrics;
         ensure!(is_apart, "--trace and --metrics name one file; the trace would replace the metrics");
         if self.plain {
+            if let DeepSpeedOptimizer::AdamW(numbers) = &self.optimizer {
+                update::adamw(numbers)?;
+            }
+            ensure!(
+                zero.offload == Offload::default(),
+                "--plain, which trains with Burn alone, keeps everything in memory; leave out what offloads"
+            );
             let compute = zero.precision.compute;
             ensure!(
                 compute == DType::F32,

@@ -7,14 +7,16 @@ use std::time::Duration;
 use anyhow::Result;
 use burn::module::Module;
 use burn::tensor::Device;
-use zero_burn::{Bytes, Communicator, CommunicatorExt, Partition, ReduceOp, Statistics, Zero};
+use zero_burn::{
+    Bytes, Communicator, CommunicatorExt, Fused, Partition, ReduceOp, Statistics, Zero, ZeroOptimizer,
+};
 
 use crate::corpus::Corpus;
 use crate::learner::{EngineProgress, Learner, Progress, evaluate};
 use crate::model::Gpt;
 use crate::rows::Rows;
 use crate::settings::Settings;
-use crate::update::{self, Update};
+use crate::update;
 
 /// One rank of a sharded run.
 #[derive(Debug)]
@@ -22,7 +24,7 @@ pub struct Sharded {
     settings: Settings,
     zero: Zero,
     model: Gpt,
-    optimizer: Box<dyn Update>,
+    optimizer: ZeroOptimizer<Fused>,
 }
 
 impl Sharded {
@@ -34,7 +36,7 @@ impl Sharded {
     pub fn new(settings: &Settings, comm: &Arc<dyn Communicator>, device: Device) -> Result<Self> {
         let zero = Zero::new(settings.zero.clone(), comm, device)?;
         let model = zero.shard(|device| settings.model.init(device))?;
-        let optimizer = update::optimizer(&zero, settings)?;
+        let optimizer = zero.optimizer(update::fused(&settings.optimizer)?)?;
         zero.set_tracing(settings.trace.is_some())?;
         Ok(Self { settings: settings.clone(), zero, model, optimizer })
     }
@@ -123,6 +125,7 @@ impl Learner for Sharded {
     }
 
     fn evaluate(&mut self, rows: &Rows) -> Result<f64> {
+        self.finish()?;
         let mine = rows.slice(self.share(rows.len()));
         let sum =
             self.zero.trace_compute("evaluate", || evaluate(&self.model(), &mine, self.zero.device()))?;
@@ -130,6 +133,10 @@ impl Learner for Sharded {
         self.zero.check()?;
         self.zero.communicator().all_reduce(&mut sums, ReduceOp::Sum, "held-out loss")?;
         Ok(sums[0] / sums[1])
+    }
+
+    fn finish(&mut self) -> Result<()> {
+        Ok(self.optimizer.flush()?)
     }
 
     fn model(&self) -> Gpt {

@@ -1,86 +1,46 @@
-//! Burn's optimizers behind one type.
-
-use std::fmt::Debug;
+//! The optimizer of the settings.
 
 use anyhow::{Result, ensure};
-use burn::optim::decay::WeightDecayConfig;
-use burn::optim::momentum::MomentumConfig;
-use burn::optim::{AdaGradConfig, AdamConfig, AdamWConfig, LionConfig, Optimizer, SgdConfig};
+use burn::optim::AdamWConfig;
 use zero_burn::{
-    DeepSpeedAdam, DeepSpeedOptimizer, OptimizerCost, StepOutcome, Zero, ZeroError, ZeroOptimizer,
+    Adagrad, Adam, DeepSpeedAdam, DeepSpeedOptimizer, Fused, Lion, OptimizerConfig, OptimizerCost, Sgd,
+    WeightDecay, ZeroError,
 };
 
-use crate::model::Gpt;
 use crate::settings::Settings;
-
-/// What updates the model.
-pub trait Update: Debug {
-    /// As [`ZeroOptimizer::step`].
-    ///
-    /// # Errors
-    ///
-    /// As [`ZeroOptimizer::step`].
-    fn step(&mut self, lr: f64, model: &mut Gpt) -> Result<StepOutcome, ZeroError>;
-
-    /// Steps that were not skipped.
-    fn steps(&self) -> u64;
-}
-
-impl<O: Optimizer> Update for ZeroOptimizer<O> {
-    fn step(&mut self, lr: f64, model: &mut Gpt) -> Result<StepOutcome, ZeroError> {
-        Self::step(self, lr, model)
-    }
-
-    fn steps(&self) -> u64 {
-        Self::steps(self)
-    }
-}
 
 /// The optimizer that `settings` ask for.
 ///
 /// # Errors
 ///
-/// For a number that Burn's optimizer cannot hold, and as [`Zero::optimizer`].
-pub fn optimizer(zero: &Zero, settings: &Settings) -> Result<Box<dyn Update>> {
-    let decay = |weight_decay: f64| -> Result<_> {
-        Ok((weight_decay != 0.0)
-            .then(|| narrow("weight_decay", weight_decay))
-            .transpose()?
-            .map(WeightDecayConfig::new))
-    };
-    Ok(match settings.optimizer {
-        DeepSpeedOptimizer::AdamW(numbers) => Box::new(zero.optimizer(adamw(&numbers)?.build())?),
-        DeepSpeedOptimizer::Adam(DeepSpeedAdam { lr: _, betas, eps, weight_decay }) => {
-            let config = AdamConfig::new()
-                .with_beta_1(beta(betas[0])?)
-                .with_beta_2(beta(betas[1])?)
-                .with_epsilon(narrow("eps", eps)?)
-                .with_weight_decay(decay(weight_decay)?);
-            Box::new(zero.optimizer(config.build())?)
+/// For a hyper-parameter that it cannot work with.
+pub fn fused(optimizer: &DeepSpeedOptimizer) -> Result<Fused, ZeroError> {
+    let l2 = |rate: f64| if rate == 0.0 { WeightDecay::None } else { WeightDecay::L2(rate) };
+    let config: OptimizerConfig = match *optimizer {
+        DeepSpeedOptimizer::AdamW(numbers) => {
+            adam(&numbers, WeightDecay::Decoupled(numbers.weight_decay)).into()
         }
+        DeepSpeedOptimizer::Adam(numbers) => adam(&numbers, l2(numbers.weight_decay)).into(),
         DeepSpeedOptimizer::Lion { lr: _, betas, weight_decay } => {
-            let config = LionConfig::new()
-                .with_beta_1(beta(betas[0])?)
-                .with_beta_2(beta(betas[1])?)
-                .with_weight_decay(narrow("weight_decay", weight_decay)?);
-            Box::new(zero.optimizer(config.build())?)
+            let weight_decay = WeightDecay::Decoupled(weight_decay);
+            Lion { beta1: betas[0], beta2: betas[1], weight_decay }.into()
         }
         DeepSpeedOptimizer::Adagrad { lr: _, lr_decay, eps, weight_decay } => {
-            let config = AdaGradConfig::new()
-                .with_lr_decay(lr_decay)
-                .with_epsilon(narrow("eps", eps)?)
-                .with_weight_decay(decay(weight_decay)?);
-            Box::new(zero.optimizer(config.build())?)
+            let weight_decay = l2(weight_decay);
+            Adagrad { lr_decay, initial_accumulator: 0.0, epsilon: eps, weight_decay }.into()
         }
         DeepSpeedOptimizer::Sgd { lr: _, momentum, dampening, nesterov, weight_decay } => {
-            let momentum = (momentum != 0.0).then_some(MomentumConfig { momentum, dampening, nesterov });
-            let config = SgdConfig::new().with_momentum(momentum).with_weight_decay(decay(weight_decay)?);
-            Box::new(zero.optimizer(config.build())?)
+            Sgd { momentum, dampening, nesterov, weight_decay: l2(weight_decay) }.into()
         }
-    })
+    };
+    Fused::new(config)
 }
 
-/// Burn's AdamW with these numbers.
+const fn adam(numbers: &DeepSpeedAdam, weight_decay: WeightDecay) -> Adam {
+    Adam { beta1: numbers.betas[0], beta2: numbers.betas[1], epsilon: numbers.eps, weight_decay }
+}
+
+/// Burn's AdamW with these numbers, to train with Burn alone.
 ///
 /// # Errors
 ///

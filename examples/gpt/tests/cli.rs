@@ -76,6 +76,29 @@ fn burn_alone_has_no_numbers_of_the_engine() {
 }
 
 #[test]
+fn state_on_a_disk_changes_no_loss_and_leaves_nothing_behind() {
+    let folder = folder();
+    let disk = folder.path().join("disk");
+    fs::create_dir(&disk).unwrap();
+    let on_disk = |what: &str| format!("{what}=nvme:{}", disk.display());
+    for stage in ["0", "2", "3"] {
+        let reference = losses(&train(&folder, &["--stage", stage]).0);
+        let mut flags = vec!["--stage", stage, "--offload", "optimizer=host"];
+        assert_eq!(losses(&train(&folder, &flags).0), reference, "stage {stage}");
+        let (optimizer, gradients) = (on_disk("optimizer"), on_disk("gradients"));
+        flags = vec!["--stage", stage, "--offload", &optimizer];
+        if stage != "0" {
+            flags.extend(["--offload", &gradients]);
+        }
+        let (metrics, _) = train(&folder, &flags);
+        assert_eq!(losses(&metrics), reference, "stage {stage}");
+        assert!(metrics.iter().all(|record| record["offloaded_bytes"].as_u64() > Some(0)));
+        assert!(metrics.iter().all(|record| record["optimizer_bytes"].as_u64() == Some(0)));
+        assert_eq!(fs::read_dir(&disk).unwrap().count(), 0);
+    }
+}
+
+#[test]
 fn the_seed_alone_decides() {
     let folder = folder();
     let run = |seed| losses(&train(&folder, &["--seed", seed]).0);
