@@ -17,7 +17,7 @@ use crate::{
 };
 use document::Document;
 pub use error::ConfigError;
-use key::{KEYS, Key, SCALE};
+use key::{Key, SCALE};
 use value::Value;
 
 /// Everything a user chooses about sharded training.
@@ -188,6 +188,8 @@ impl ZeroConfig {
             ("reuse_bytes", self.reuse_bytes.get()),
             ("alignment", self.alignment.get() as u64),
             ("seed", self.seed),
+            ("offload.buffer_bytes", self.offload.buffer_bytes.get()),
+            ("offload.exact_steps", self.offload.exact_steps),
         ] {
             if i64::try_from(number).is_err() {
                 return Err(ConfigError::OutOfRange {
@@ -205,6 +207,7 @@ impl ZeroConfig {
         self.refuse_idle(|key| (key.get)(self) != (key.get)(&default))?;
         self.precision.validate()?;
         self.loss_scaling().validate()?;
+        self.offload.validate(self)?;
         match self.clip_norm {
             Some(norm) if !(norm.is_finite() && norm > 0.0) => Err(ConfigError::ClipNorm { norm }),
             _ => Ok(()),
@@ -259,7 +262,7 @@ impl ZeroConfig {
     pub fn defaults_table() -> String {
         let default = Self::default();
         let mut table = String::from("| key | default | unit | what |\n| --- | --- | --- | --- |\n");
-        for key in KEYS {
+        for key in key::all() {
             let value = (key.get)(&default).map_or("not set".into(), |value| format!("`{value}`"));
             table += &format!("| `{}` | {value} | {} | {} |\n", key.name, key.unit, key.what);
         }
@@ -269,8 +272,7 @@ impl ZeroConfig {
     fn read(document: Document) -> Result<Self, ConfigError> {
         let mut config = Self::default();
         let mut seen = Vec::new();
-        for (position, value) in document.resolve()? {
-            let key = &KEYS[position];
+        for (key, value) in document.resolve()?.into_values() {
             (key.set)(&mut config, value, key.name)?;
             seen.push(key.name);
         }
@@ -288,7 +290,7 @@ impl ZeroConfig {
 
     /// Refuses a key that asks for something that only stage 3 does, at another one; of those that `counts`.
     fn refuse_idle(&self, counts: impl Fn(&Key) -> bool) -> Result<(), ConfigError> {
-        match KEYS.iter().find(|key| key.is_idle(self) && counts(key)) {
+        match key::all().find(|key| key.is_idle(self) && counts(key)) {
             Some(key) => Err(ConfigError::IdleKey { key: key.name, stage: self.stage }),
             None => Ok(()),
         }
@@ -296,24 +298,32 @@ impl ZeroConfig {
 
     /// What a file has to say.
     fn values(&self) -> impl Iterator<Item = (&'static str, Value)> {
-        KEYS.iter()
+        key::all()
             .filter(|key| !key.is_idle(self))
             .filter_map(|key| (key.get)(self).map(|value| (key.name, value)))
     }
 }
 
+/// Adds a value to a table, in inner tables as its name says. Those of one table come one after another.
+fn insert(table: &mut Vec<(String, Value)>, name: &str, value: Value) {
+    let Some((inner, rest)) = name.split_once('.') else {
+        return table.push((name.to_owned(), value));
+    };
+    match table.last_mut() {
+        Some((last, Value::Table(entries))) if last == inner => insert(entries, rest, value),
+        _ => {
+            let mut entries = Vec::new();
+            insert(&mut entries, rest, value);
+            table.push((inner.to_owned(), Value::Table(entries)));
+        }
+    }
+}
+
 impl Serialize for ZeroConfig {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut root: Vec<(String, Value)> = Vec::new();
+        let mut root = Vec::new();
         for (name, value) in self.values() {
-            let Some((table, key)) = name.split_once('.') else {
-                root.push((name.to_owned(), value));
-                continue;
-            };
-            match root.last_mut() {
-                Some((last, Value::Table(entries))) if last == table => entries.push((key.to_owned(), value)),
-                _ => root.push((table.to_owned(), Value::Table(vec![(key.to_owned(), value)]))),
-            }
+            insert(&mut root, name, value);
         }
         Value::Table(root).serialize(serializer)
     }

@@ -9,6 +9,7 @@ mod file;
 mod given;
 mod key;
 mod keys;
+mod offload;
 mod optimizer;
 mod report;
 mod scheduler;
@@ -140,7 +141,12 @@ fn described(key: &Key) -> String {
         Rule::Taken { by, when, .. } => {
             let when = match when {
                 When::Always | When::Present => String::new(),
+                When::Sharded => " at stages 1 to 3".into(),
                 When::StageThree => " at stage 3".into(),
+                When::OptimizerOffloaded => " if the optimizer's state is offloaded".into(),
+                When::OptimizerOnDisk => " if the optimizer's state is on a disk".into(),
+                When::ParametersOnDisk => " if parameters are on a disk".into(),
+                When::OnDisk => " if anything is on a disk".into(),
                 When::Fp16 => " if fp16 is enabled".into(),
                 When::DynamicScale => " if fp16 is enabled and its loss_scale is 0".into(),
                 When::Optimizer(kinds) => of(kinds, OptimizerKind::NAMES),

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::Bytes;
+use crate::{Bytes, ConfigError, DType, ReduceGradients, ZeroConfig};
 
 /// Where a part of the training state is kept when it is not in use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -14,11 +14,13 @@ pub enum Tier {
     Host,
     /// On a fast disk.
     Nvme,
+    /// Where bandwidths and capacities are best used; to be resolved before use.
+    Auto,
 }
 
 impl Tier {
     /// All of them.
-    pub const ALL: [Self; 3] = [Self::Device, Self::Host, Self::Nvme];
+    pub const ALL: [Self; 4] = [Self::Device, Self::Host, Self::Nvme, Self::Auto];
 
     /// The name in configurations.
     pub const fn name(self) -> &'static str {
@@ -26,6 +28,7 @@ impl Tier {
             Self::Device => "device",
             Self::Host => "host",
             Self::Nvme => "nvme",
+            Self::Auto => "auto",
         }
     }
 }
@@ -41,7 +44,8 @@ impl std::fmt::Display for Tier {
 pub struct Placement {
     /// The tier.
     pub tier: Tier,
-    /// The directory of [`Tier::Nvme`], on the disk to use; ranks make directories of their own in it.
+    /// The directory of [`Tier::Nvme`], on the disk to use; ranks make directories of their own in it. With
+    /// [`Tier::Auto`], the disk may be used if it is set.
     pub path: Option<PathBuf>,
     /// How much of each shard is kept there, from 0 to 1; the rest is on the device.
     pub fraction: f64,
@@ -54,11 +58,47 @@ impl Default for Placement {
 }
 
 impl Placement {
-    /// How many of the elements of a shard are kept in the tier: the last ones.
+    /// How many of the elements of a shard are kept in the tier: the last ones. None before [`Tier::Auto`] is
+    /// resolved.
     pub fn elements(&self, numel: usize) -> usize {
         match self.tier {
-            Tier::Device => 0,
+            Tier::Device | Tier::Auto => 0,
             Tier::Host | Tier::Nvme => ((numel as f64 * self.fraction).ceil() as usize).min(numel),
+        }
+    }
+}
+
+impl Placement {
+    fn validate(&self, path_key: &'static str, fraction_key: &'static str) -> Result<(), ConfigError> {
+        match (&self.path, self.tier) {
+            (None, Tier::Nvme) => {
+                return Err(ConfigError::Missing {
+                    key: path_key,
+                    because: "the tier is \"nvme\"",
+                    example: "path = \"/nvme\", a directory on the disk to use",
+                });
+            }
+            (Some(_), Tier::Device | Tier::Host) => {
+                let needs = "a tier of \"nvme\" or \"auto\"";
+                return Err(ConfigError::KeyNeeds { key: path_key, needs });
+            }
+            // A file could not say it.
+            (Some(path), _) if path.to_str().is_none_or(str::is_empty) => {
+                let (found, allowed) = (format!("{path:?}"), "the name of a directory, in UTF-8");
+                return Err(ConfigError::OutOfRange { key: path_key, found, allowed });
+            }
+            _ => {}
+        }
+        if !(0.0..=1.0).contains(&self.fraction) {
+            let (found, allowed) = (self.fraction.to_string(), "from 0 to 1");
+            return Err(ConfigError::OutOfRange { key: fraction_key, found, allowed });
+        }
+        match self.tier {
+            Tier::Device | Tier::Auto if self.fraction != 1.0 => {
+                let needs = "a tier of \"host\" or \"nvme\"";
+                Err(ConfigError::KeyNeeds { key: fraction_key, needs })
+            }
+            _ => Ok(()),
         }
     }
 }
@@ -97,6 +137,48 @@ impl Default for Offload {
             depth: 32,
             delayed_update: false,
             exact_steps: 40,
+        }
+    }
+}
+
+impl Offload {
+    /// How many blocks the buffers hold at least: one that is read, one that is updated, one that is written.
+    const LEAST_BLOCKS: u64 = 3;
+
+    /// Whether it can work, as the offload of `config`.
+    pub(crate) fn validate(&self, config: &ZeroConfig) -> Result<(), ConfigError> {
+        let out_of_range = |key, found, allowed| Err(ConfigError::OutOfRange { key, found, allowed });
+        let block = self.block_bytes.get();
+        if !(block.is_power_of_two() && (4 << 10..=1 << 30).contains(&block)) {
+            let allowed = "a power of two from 4096 to 1073741824";
+            return out_of_range("offload.block_bytes", block.to_string(), allowed);
+        }
+        if self.buffer_bytes.get() < Self::LEAST_BLOCKS * block {
+            return Err(ConfigError::OffloadBuffers { buffers: self.buffer_bytes, block: self.block_bytes });
+        }
+        if !(1..=4096).contains(&self.depth) {
+            return out_of_range("offload.depth", self.depth.to_string(), "at least 1 and at most 4096");
+        }
+        self.optimizer.validate("offload.optimizer.path", "offload.optimizer.fraction")?;
+        self.gradients.validate("offload.gradients.path", "offload.gradients.fraction")?;
+        self.parameters.validate("offload.parameters.path", "offload.parameters.fraction")?;
+        if let (Some(optimizer), Some(parameters)) = (&self.optimizer.path, &self.parameters.path) {
+            if optimizer != parameters {
+                let (optimizer, parameters) = (optimizer.clone(), parameters.clone());
+                return Err(ConfigError::OffloadPaths { optimizer, parameters });
+            }
+        }
+        match self.parameters.tier {
+            tier @ (Tier::Host | Tier::Nvme) if config.precision.compute == DType::F32 => {
+                return Err(ConfigError::OffloadedShards { tier });
+            }
+            _ => {}
+        }
+        match self.gradients.tier {
+            Tier::Nvme if config.reduce_gradients() == ReduceGradients::AtStep => {
+                Err(ConfigError::OffloadedAtStep)
+            }
+            _ => Ok(()),
         }
     }
 }

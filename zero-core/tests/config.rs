@@ -6,7 +6,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 use zero_core::{
     AtMinScale, Bytes, ConfigError, DType, DynamicLossScale, LayoutOptions, LookAheadOptions, LossScaling,
-    Precision, ReduceGradients, Stage, ZeroConfig, nearest,
+    Offload, Placement, Precision, ReduceGradients, Stage, Tier, ZeroConfig, nearest,
 };
 
 /// The message about a TOML text that has to be refused.
@@ -36,6 +36,16 @@ fn an_empty_text_is_the_default() {
             optimizer_state: DType::F32,
         },
         loss_scale: None,
+        offload: Offload {
+            optimizer: Placement { tier: Tier::Device, path: None, fraction: 1.0 },
+            gradients: Placement { tier: Tier::Device, path: None, fraction: 1.0 },
+            parameters: Placement { tier: Tier::Device, path: None, fraction: 1.0 },
+            buffer_bytes: Bytes::new(256 * 1024 * 1024),
+            block_bytes: Bytes::new(1024 * 1024),
+            depth: 32,
+            delayed_update: false,
+            exact_steps: 40,
+        },
     };
     assert_eq!(ZeroConfig::default(), default);
     assert_eq!(ZeroConfig::from_toml("").unwrap(), default);
@@ -72,6 +82,16 @@ fn toml_and_json_say_the_same() {
             min_scale: 0.5,
             at_min: AtMinScale::Skip,
         })),
+        offload: Offload {
+            optimizer: Placement { tier: Tier::Nvme, path: Some("/nvme".into()), fraction: 0.5 },
+            gradients: Placement { tier: Tier::Host, path: None, fraction: 0.25 },
+            parameters: Placement { tier: Tier::Auto, path: Some("/nvme".into()), fraction: 1.0 },
+            buffer_bytes: Bytes::new(65536),
+            block_bytes: Bytes::new(4096),
+            depth: 5,
+            delayed_update: true,
+            exact_steps: 9,
+        },
     };
     let toml = r#"
         stage = 3
@@ -102,6 +122,21 @@ fn toml_and_json_say_the_same() {
         min_scale = 0.5
         at_min = "skip"
         mode = "dynamic"
+
+        [offload]
+        buffer_bytes = 65536
+        block_bytes = 4096
+        depth = 5
+        delayed_update = true
+        exact_steps = 9
+        gradients = { tier = "host", fraction = 0.25 }
+        parameters.tier = "auto"
+        parameters.path = "/nvme"
+
+        [offload.optimizer]
+        tier = "nvme"
+        path = "/nvme"
+        fraction = 0.5
     "#;
     let json = r#"{
         "stage": 3, "bucket_bytes": 1024, "reduce_gradients": "at-step", "overlap": false,
@@ -109,7 +144,11 @@ fn toml_and_json_say_the_same() {
         "clip_norm": 1, "seed": 7, "deadline_seconds": 1.5,
         "precision": {"compute": "f16", "reduce": "f32", "accumulate": "bf16", "optimizer_state": "bf16"},
         "loss_scale": {"initial_scale": 256, "factor": 4.0, "window": 10, "hysteresis": 1,
-            "consecutive_hysteresis": true, "min_scale": 0.5, "at_min": "skip", "mode": "dynamic"}
+            "consecutive_hysteresis": true, "min_scale": 0.5, "at_min": "skip", "mode": "dynamic"},
+        "offload.gradients": {"tier": "host", "fraction": 0.25},
+        "offload": {"buffer_bytes": 65536, "block_bytes": 4096, "depth": 5, "delayed_update": true, "exact_steps": 9,
+            "optimizer": {"tier": "nvme", "path": "/nvme", "fraction": 0.5}, "parameters.tier": "auto"},
+        "offload.parameters.path": "/nvme"
     }"#;
     assert_eq!(ZeroConfig::from_toml(toml).unwrap(), expected);
     assert_eq!(ZeroConfig::from_json(json).unwrap(), expected);
@@ -141,7 +180,7 @@ fn an_unknown_key_near_to_nothing_is_refused_with_all_that_are_known() {
         refusal("warp_drive = true"),
         "unknown key `warp_drive`; known keys are stage, bucket_bytes, reduce_gradients, overlap, \
          persistence_threshold, lookahead_bytes, live_bytes, reuse_bytes, alignment, clip_norm, seed, \
-         deadline_seconds, precision, loss_scale"
+         deadline_seconds, precision, loss_scale, offload"
     );
 }
 
@@ -390,7 +429,12 @@ fn every_key_but_those_not_set_is_written() {
         ZeroConfig::default().to_toml(),
         "stage = 3\nbucket_bytes = 4194304\noverlap = true\npersistence_threshold = 10000\n\
          lookahead_bytes = 67108864\nreuse_bytes = 0\nalignment = 1\nseed = 0\ndeadline_seconds = 300.0\n\
-         precision.compute = \"f32\"\nprecision.accumulate = \"f32\"\nprecision.optimizer_state = \"f32\"\n"
+         precision.compute = \"f32\"\nprecision.accumulate = \"f32\"\nprecision.optimizer_state = \"f32\"\n\
+         offload.buffer_bytes = 268435456\noffload.block_bytes = 1048576\noffload.depth = 32\n\
+         offload.delayed_update = false\noffload.exact_steps = 40\n\
+         offload.optimizer.tier = \"device\"\noffload.optimizer.fraction = 1.0\n\
+         offload.gradients.tier = \"device\"\noffload.gradients.fraction = 1.0\n\
+         offload.parameters.tier = \"device\"\noffload.parameters.fraction = 1.0\n"
     );
 }
 
@@ -488,6 +532,44 @@ fn precisions() -> impl Strategy<Value = Precision> {
     )
 }
 
+/// What is kept where, in legal combinations.
+fn offloads() -> impl Strategy<Value = Offload> {
+    let placement = |path: String| {
+        prop_oneof![
+            Just(Placement::default()),
+            (0.0..=1.0).prop_map(|fraction| Placement { tier: Tier::Host, path: None, fraction }),
+            (0.0..=1.0, Just(path.clone())).prop_map(|(fraction, path)| Placement {
+                tier: Tier::Nvme,
+                path: Some(path.into()),
+                fraction
+            }),
+            prop::option::of(Just(path)).prop_map(|path| Placement {
+                tier: Tier::Auto,
+                path: path.map(Into::into),
+                fraction: 1.0
+            }),
+        ]
+    };
+    // Any path that a file can say.
+    let paths = (".+", ".+")
+        .prop_flat_map(move |(path, other)| (placement(path.clone()), placement(other), placement(path)));
+    let block = (12..=30_u32).prop_flat_map(|power| (Just(1 << power), 3 << power..=i64::MAX as u64));
+    (paths, block, 1..=4096_usize, any::<bool>(), 0..=i64::MAX as u64).prop_map(
+        |((optimizer, gradients, parameters), (block, buffers), depth, delayed_update, exact_steps)| {
+            Offload {
+                optimizer,
+                gradients,
+                parameters,
+                buffer_bytes: Bytes::new(buffers),
+                block_bytes: Bytes::new(block),
+                depth,
+                delayed_update,
+                exact_steps,
+            }
+        },
+    )
+}
+
 proptest! {
     #[test]
     fn a_valid_configuration_reads_back_as_written(
@@ -505,9 +587,10 @@ proptest! {
             prop::option::of(prop::sample::select(vec![ReduceGradients::AtStep, ReduceGradients::EveryBackward])),
         precision in precisions(),
         loss_scale in prop::option::of(loss_scalings()),
+        offload in offloads(),
     ) {
         let default = ZeroConfig::default();
-        let config = ZeroConfig {
+        let mut config = ZeroConfig {
             stage,
             bucket_bytes: Bytes::new(bucket_bytes),
             reduce_gradients,
@@ -522,7 +605,14 @@ proptest! {
             clip_norm,
             seed,
             deadline_seconds,
+            offload,
         };
+        if precision.compute == DType::F32 && config.offload.parameters.tier != Tier::Auto {
+            config.offload.parameters = Placement::default();
+        }
+        if config.reduce_gradients() == ReduceGradients::AtStep {
+            config.offload.gradients = Placement::default();
+        }
         let config = if stage.shards_parameters() {
             config
         } else {

@@ -490,7 +490,7 @@ fn what_is_given_is_checked_like_what_is_written() {
 fn all_refused_keys_are_listed() {
     let message = import(json!({
         "zero_optimization": {
-            "stage": 4, "offload_optimizer": {"device": "cpu", "pin_memory": true}, "stge": 1,
+            "stage": 4, "offload_optimizer": {"device": true, "pin_memory": true}, "stge": 1,
             "zero_quantized_weights": true, "zenflow": {"topk_ratio": 0.1}
         },
         "activation_checkpointing": {"partition_activations": true},
@@ -510,10 +510,10 @@ fn all_refused_keys_are_listed() {
         "`optimizer.type` = \"OneBitAdam\": must be one of \"Adam\", \"AdamW\"",
         "`stage` = 2: unknown key; did you mean `zero_optimization.stage`?",
         "`warp_drive` = {..}: unknown key, and none is like it; remove it",
-        "`zero_optimization.offload_optimizer.device` = \"cpu\": nothing is offloaded",
+        "`zero_optimization.offload_optimizer.device` = true: write a string",
         "`zero_optimization.stage` = 4: must be 0, 1, 2 or 3",
         "`zero_optimization.stge` = 1: unknown key; did you mean `zero_optimization.stage`?",
-        "`zero_optimization.zenflow` = {..}: nothing is offloaded",
+        "`zero_optimization.zenflow` = {..}: there is no ZenFlow",
         "`zero_optimization.zero_quantized_weights` = true: nothing is quantised",
     ]) {
         assert!(line.starts_with(expected), "{line}");

@@ -65,6 +65,37 @@ fn any_file() -> impl Strategy<Value = Value> {
     })
 }
 
+/// A file about what is kept where, most of them legal.
+fn any_offload() -> impl Strategy<Value = Value> {
+    let device = || prop::sample::select(vec!["none", "cpu", "nvme", "auto"]);
+    let path = || prop::sample::select(vec![json!(null), json!("/a"), json!("/b")]);
+    let old = || prop::sample::select(vec![json!(null), json!(false), json!(true)]);
+    let number =
+        || prop::sample::select(vec![json!(0), json!(0.5), json!(1), json!(8), json!(4096), json!(1 << 30)]);
+    let devices = (device(), path(), device(), path());
+    let numbers = (number(), number(), number(), number());
+    (0..4_u8, any::<bool>(), devices, old(), old(), numbers).prop_map(
+        |(
+            stage,
+            bf16,
+            (optimizer, path, param, param_path),
+            old,
+            old_param,
+            (ratio, block, depth, threads),
+        )| {
+            json!({
+                "train_batch_size": 8, "bf16": {"enabled": bf16},
+                "zero_optimization": {
+                    "stage": stage, "cpu_offload": old, "cpu_offload_param": old_param,
+                    "offload_optimizer": {"device": optimizer, "nvme_path": path, "ratio": ratio},
+                    "offload_param": {"device": param, "nvme_path": param_path}
+                },
+                "aio": {"block_size": block, "queue_depth": depth, "intra_op_parallelism": threads}
+            })
+        },
+    )
+}
+
 proptest! {
     #[test]
     fn any_text_is_read_or_refused(text in "\\PC{0,64}|[{}\\[\\]:,\"0-9a-z.e\\n -]{0,64}") {
@@ -73,7 +104,7 @@ proptest! {
     }
 
     #[test]
-    fn any_tree_is_read_or_refused_by_key(file in prop_oneof![any_json(), any_file()]) {
+    fn any_tree_is_read_or_refused_by_key(file in prop_oneof![any_json(), any_file(), any_offload()]) {
         match ZeroConfig::from_deepspeed(&file.to_string(), &DeepSpeedGiven::new(world())) {
             Ok(import) => {
                 import.config.validate().unwrap();

@@ -31,3 +31,15 @@ fn the_table_of_defaults_is_the_one_the_code_makes() {
 fn the_table_of_deepspeed_keys_is_the_one_the_code_makes() {
     check("deepspeed.md", "keys", &DeepSpeedImport::keys_table());
 }
+
+#[test]
+fn every_example_of_a_configuration_is_one() {
+    let path = format!("{}/../docs/configuration.md", env!("CARGO_MANIFEST_DIR"));
+    let text = fs::read_to_string(path).unwrap();
+    let examples: Vec<_> =
+        text.split("```toml\n").skip(1).filter_map(|rest| rest.split_once("```")).collect();
+    assert_eq!(examples.len(), 2);
+    for (example, _) in examples {
+        ZeroConfig::from_toml(example).unwrap();
+    }
+}

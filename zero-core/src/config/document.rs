@@ -7,33 +7,45 @@ use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
 use super::ConfigError;
-use super::key::{self, KEYS};
+use super::key::{self, Key};
 use super::value::{self, Value};
 
 /// The entries of a file's table in order, repeated keys included, whatever the format of the file.
 pub(super) struct Document(Vec<(String, Value)>);
 
 impl Document {
-    /// The values by the positions of their keys in [`KEYS`]; unknown and repeated keys are refused.
+    /// The values by the positions of their keys in [`key::all`]; unknown and repeated keys are refused.
     ///
     /// A key of an inner table is found by either spelling: `{"precision": {"compute": "bf16"}}` or
     /// `{"precision.compute": "bf16"}`.
-    pub(super) fn resolve(self) -> Result<BTreeMap<usize, Value>, ConfigError> {
-        let mut found = BTreeMap::new();
-        let mut tables = Vec::new();
-        for (name, value) in self.0 {
+    pub(super) fn resolve(self) -> Result<BTreeMap<usize, (&'static Key, Value)>, ConfigError> {
+        let mut found = Found::default();
+        found.table("", self.0)?;
+        Ok(found.values)
+    }
+}
+
+#[derive(Default)]
+struct Found {
+    values: BTreeMap<usize, (&'static Key, Value)>,
+    tables: Vec<&'static str>,
+}
+
+impl Found {
+    /// The entries of the table called `prefix`, with a point unless it is the root.
+    fn table(&mut self, prefix: &str, entries: Vec<(String, Value)>) -> Result<(), ConfigError> {
+        for (name, value) in entries {
+            let name = format!("{prefix}{name}");
             let Some(table) = key::table(&name) else {
-                place(&mut found, &name, value)?;
+                self.key(&name, value)?;
                 continue;
             };
-            if tables.contains(&table) {
+            if self.tables.contains(&table) {
                 return Err(ConfigError::DuplicateKey { key: table });
             }
-            tables.push(table);
+            self.tables.push(table);
             match value {
-                Value::Table(entries) => entries
-                    .into_iter()
-                    .try_for_each(|(name, value)| place(&mut found, &format!("{table}.{name}"), value))?,
+                Value::Table(entries) => self.table(&format!("{table}."), entries)?,
                 Value::Nothing => {}
                 other => {
                     let found = other.describe();
@@ -41,15 +53,16 @@ impl Document {
                 }
             }
         }
-        Ok(found)
+        Ok(())
     }
-}
 
-fn place(found: &mut BTreeMap<usize, Value>, name: &str, value: Value) -> Result<(), ConfigError> {
-    let position = KEYS.iter().position(|key| key.name == name).ok_or_else(|| key::unknown(name))?;
-    match found.insert(position, value) {
-        None => Ok(()),
-        Some(_) => Err(ConfigError::DuplicateKey { key: KEYS[position].name }),
+    fn key(&mut self, name: &str, value: Value) -> Result<(), ConfigError> {
+        let known = key::all().enumerate().find(|(_, key)| key.name == name);
+        let (position, key) = known.ok_or_else(|| key::unknown(name))?;
+        match self.values.insert(position, (key, value)) {
+            None => Ok(()),
+            Some(_) => Err(ConfigError::DuplicateKey { key: key.name }),
+        }
     }
 }
 

@@ -1,8 +1,10 @@
 //! Why a configuration is refused.
 
+use std::path::PathBuf;
+
 use thiserror::Error;
 
-use crate::{Stage, nearest};
+use crate::{Bytes, Stage, Tier, nearest};
 
 /// Why a configuration is refused.
 #[derive(Debug, Error)]
@@ -47,14 +49,14 @@ pub enum ConfigError {
         /// What was found: its type, and the value if that is short.
         found: String,
     },
-    /// A number has the right type, but no such value exists.
+    /// A value has the right type, but nothing that can be.
     #[error("`{key}` is {found}; it must be {allowed}")]
     OutOfRange {
         /// The key.
         key: &'static str,
-        /// The number given.
+        /// The value given.
         found: String,
-        /// The numbers that exist.
+        /// The values that can be.
         allowed: &'static str,
     },
     /// A value is not one of the few that a key takes.
@@ -133,12 +135,51 @@ pub enum ConfigError {
         /// The seconds given.
         seconds: f64,
     },
+    /// Buffers could not hold a block that is read, one that is updated and one that is written.
+    #[error(
+        "offload.buffer_bytes is {buffers}, which has no room for three transfers of offload.block_bytes, {block}; raise \
+         the first or lower the second"
+    )]
+    OffloadBuffers {
+        /// The size of all buffers.
+        buffers: Bytes,
+        /// The size of a block.
+        block: Bytes,
+    },
+    /// What belongs to one parameter would lie on two disks.
+    #[error(
+        "offload.optimizer.path is {}, but offload.parameters.path is {}; a parameter's state and master weights are \
+         updated together and lie in one place: write the same directory in both", .optimizer.display(), .parameters.display()
+    )]
+    OffloadPaths {
+        /// The directory for the optimizer's state.
+        optimizer: PathBuf,
+        /// The directory for master weights.
+        parameters: PathBuf,
+    },
+    /// Master weights would be moved away that other ranks read.
+    #[error(
+        "offload.parameters.tier is \"{tier}\", but precision.compute is \"f32\", so that the shards that ranks read from \
+         each other are the masters themselves; it helps in 16 bits: choose \"bf16\" or \"f16\", or remove the tier"
+    )]
+    OffloadedShards {
+        /// The tier.
+        tier: Tier,
+    },
+    /// Gradients would be moved to a disk that are there whole until the step.
+    #[error(
+        "offload.gradients.tier is \"{}\", but gradients are reduced at the step, so that whole gradients would wait in \
+         memory; set reduce_gradients = \"every-backward\", or remove the tier",
+        Tier::Nvme
+    )]
+    OffloadedAtStep,
 }
 
 impl ConfigError {
-    /// A key `name` that is not one of `known` in its table; `prefix` is the table with a point, or empty.
+    /// A key `name` that is not one of `known` in its table; `prefix` is the table with a point, or empty. Points in
+    /// `name` lead into tables that do not exist, and the first one is what is amiss.
     pub(super) fn unknown_key(prefix: &str, name: &str, known: &[&'static str]) -> Self {
-        let hint = match nearest(name, known.iter().copied()) {
+        let hint = match nearest(name.split('.').next().unwrap_or(name), known.iter().copied()) {
             Some(near) => format!("did you mean `{prefix}{near}`?"),
             None => {
                 let known: Vec<_> = known.iter().map(|name| format!("{prefix}{name}")).collect();

@@ -1,5 +1,7 @@
 //! The keys of a configuration: the one table that reading, writing and documentation share.
 
+mod offload;
+
 use std::num::{NonZeroU32, NonZeroUsize};
 
 use super::value::Value;
@@ -8,7 +10,7 @@ use crate::{AtMinScale, Bytes, DType, DynamicLossScale, LossScaling, Precision, 
 
 /// One key of a configuration.
 pub(super) struct Key {
-    /// Its name, after that of its table and a point if it is in one.
+    /// Its name, after those of its tables with a point each.
     pub(super) name: &'static str,
     /// The unit of the value, as the documentation shows it.
     pub(super) unit: &'static str,
@@ -16,7 +18,7 @@ pub(super) struct Key {
     pub(super) what: &'static str,
     /// The value, unless it is not set.
     pub(super) get: fn(&ZeroConfig) -> Option<Value>,
-    /// Takes a value from a file, with the key's name for messages. Keys are set in the order of [`KEYS`].
+    /// Takes a value from a file, with the key's name for messages. Keys are set in the order of [`all`].
     pub(super) set: fn(&mut ZeroConfig, Value, &'static str) -> Result<(), ConfigError>,
 }
 
@@ -32,8 +34,12 @@ impl Key {
     }
 }
 
-/// Every key, in the order of the documentation; those of a table one after another.
-pub(super) static KEYS: &[Key] = &[
+/// Every key, in the order of the documentation; those of a table one after another, its inner tables last.
+pub(super) fn all() -> impl Iterator<Item = &'static Key> {
+    [KEYS, offload::KEYS, offload::OPTIMIZER, offload::GRADIENTS, offload::PARAMETERS].into_iter().flatten()
+}
+
+static KEYS: &[Key] = &[
     Key {
         name: "stage",
         unit: "0, 1, 2 or 3",
@@ -330,28 +336,22 @@ const MODE: &str = "loss_scale.mode";
 /// The key that a static mode needs.
 pub(super) const SCALE: &str = "loss_scale.scale";
 
-/// The table called `name`, if there is one.
+/// The table called `name`, after those it is in with a point each, if there is one.
 pub(super) fn table(name: &str) -> Option<&'static str> {
-    tables().find(|table| *table == name)
+    all().find_map(|key| {
+        let table = key.name.get(..name.len())?;
+        (table == name && key.name[name.len()..].starts_with('.')).then_some(table)
+    })
 }
 
-/// The table of each key that is in one, tables of several keys repeated.
-fn tables() -> impl Iterator<Item = &'static str> {
-    KEYS.iter().filter_map(|key| key.name.split_once('.')).map(|(table, _)| table)
-}
-
-/// The error about a key called `name`, of the root or, after a point, of a table.
+/// The error about a key called `name` with those of its tables.
 pub(super) fn unknown(name: &str) -> ConfigError {
-    let within = name.split_once('.').and_then(|(first, rest)| Some((table(first)?, rest)));
-    if let Some((table, rest)) = within {
-        let prefix = format!("{table}.");
-        let known: Vec<_> = KEYS.iter().filter_map(|key| key.name.strip_prefix(&prefix)).collect();
-        return ConfigError::unknown_key(&prefix, rest, &known);
-    }
-    let mut known: Vec<_> = KEYS.iter().map(|key| key.name).filter(|name| !name.contains('.')).collect();
-    known.extend(tables());
+    let tables = name.rmatch_indices('.').map(|(point, _)| &name[..point]);
+    let prefix = tables.into_iter().find_map(table).map_or(String::new(), |table| format!("{table}."));
+    let within = all().filter_map(|key| key.name.strip_prefix(&prefix)?.split('.').next());
+    let mut known: Vec<_> = within.collect();
     known.dedup();
-    ConfigError::unknown_key("", name, &known)
+    ConfigError::unknown_key(&prefix, &name[prefix.len()..], &known)
 }
 
 fn dynamic_of(config: &ZeroConfig) -> Option<DynamicLossScale> {
@@ -401,6 +401,13 @@ fn count(value: Value, key: &'static str) -> Result<NonZeroU32, ConfigError> {
         .ok()
         .and_then(NonZeroU32::new)
         .ok_or_else(|| out_of_range(key, number, "at least 1 and at most 4294967295"))
+}
+
+fn text(value: Value, key: &'static str) -> Result<String, ConfigError> {
+    match value {
+        Value::Text(text) => Ok(text),
+        other => Err(ConfigError::WrongType { key, expected: "a string", found: other.describe() }),
+    }
 }
 
 fn boolean(value: Value, key: &'static str) -> Result<bool, ConfigError> {

@@ -1,6 +1,6 @@
 //! One value of a configuration file.
 
-use std::fmt;
+use std::fmt::{self, Write};
 
 use serde::de::{Error, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -46,7 +46,7 @@ impl fmt::Display for Value {
             Self::Float(value) if value.is_nan() => f.write_str("nan"),
             // Debug, because it keeps the point or the exponent that makes it a float.
             Self::Float(value) => write!(f, "{value:?}"),
-            Self::Text(value) => write!(f, "{value:?}"),
+            Self::Text(value) => text(value, f),
             Self::Array(values) => {
                 let values: Vec<_> = values.iter().map(Self::to_string).collect();
                 write!(f, "[{}]", values.join(", "))
@@ -54,6 +54,20 @@ impl fmt::Display for Value {
             Self::Table(_) => f.write_str("{..}"),
         }
     }
+}
+
+/// A string as TOML writes it; Rust escapes other characters, and in another way.
+fn text(value: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    f.write_char('"')?;
+    for c in value.chars() {
+        match c {
+            '"' | '\\' => write!(f, "\\{c}")?,
+            // Those are of the basic plane, which four digits name.
+            c if c.is_control() => write!(f, "\\u{:04X}", u32::from(c))?,
+            c => f.write_char(c)?,
+        }
+    }
+    f.write_char('"')
 }
 
 impl Serialize for Value {

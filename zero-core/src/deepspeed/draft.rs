@@ -1,6 +1,7 @@
 //! The values of a file, in DeepSpeed's terms.
 
 use super::key::Rule;
+use super::offload::OffloadDraft;
 use super::optimizer::OptimizerDraft;
 use super::scheduler::SchedulerDraft;
 use super::{DeepSpeedScheduler, DeepSpeedVerdict, keys};
@@ -17,6 +18,7 @@ pub(super) struct Draft {
     pub(super) persistence_threshold: u64,
     pub(super) live_elements: u64,
     pub(super) reuse_elements: u64,
+    pub(super) offload: OffloadDraft,
     pub(super) fp16: bool,
     pub(super) bf16: bool,
     /// 0 for a dynamic one.
@@ -50,6 +52,7 @@ impl Default for Draft {
             persistence_threshold: 0,
             live_elements: 0,
             reuse_elements: 0,
+            offload: OffloadDraft::default(),
             fp16: false,
             bf16: false,
             loss_scale: 0.0,
@@ -117,6 +120,7 @@ impl Draft {
             let verdict = DeepSpeedVerdict::Approximated { how: how.into() };
             verdicts.push(("bf16.bf16_master_weights_and_grads", verdict));
         }
+        verdicts.extend(self.offload.together(self.stage, self.compute()));
         verdicts.extend(self.optimizer.together());
         verdicts.extend(self.scheduler.together(self.optimizer_lr()));
         verdicts
@@ -152,6 +156,7 @@ impl Draft {
                 optimizer_state: if self.bf16_states { DType::BF16 } else { DType::F32 },
             },
             loss_scale: self.fp16.then(|| self.loss_scaling()),
+            offload: self.offload.build(self.stage, compute),
             ..default
         };
         if self.stage.shards_parameters() {

@@ -10,6 +10,7 @@ use super::{
     BatchError, BatchPlan, DeepSpeedEntry, DeepSpeedGiven, DeepSpeedReport, DeepSpeedSource,
     DeepSpeedVerdict, keys,
 };
+use crate::Tier;
 use crate::config::value::Value;
 
 /// What is known about a file on the way through it.
@@ -175,7 +176,7 @@ impl<'a> File<'a> {
     fn take(&mut self) {
         let mut taken = std::mem::take(&mut self.taken);
         let turn = |key: &Key| match key.rule {
-            Rule::Taken { when: When::StageThree | When::Fp16, .. } => 1,
+            Rule::Taken { when: When::Sharded | When::StageThree | When::Fp16, .. } => 1,
             Rule::Taken { when: When::Always | When::Present, .. } => 0,
             _ => 2,
         };
@@ -198,11 +199,20 @@ impl<'a> File<'a> {
         let without_effect = |why: &str| Some(DeepSpeedVerdict::without_effect(why));
         match when {
             When::Always | When::Present => None,
+            When::Sharded if draft.stage.shards_optimizer() => None,
+            When::Sharded => without_effect("the stage is 0"),
             When::StageThree if draft.stage.shards_parameters() => None,
             When::StageThree => without_effect("the stage is not 3"),
             When::Fp16 | When::DynamicScale if !draft.fp16 => without_effect("fp16 is not enabled"),
             When::DynamicScale if draft.loss_scale != 0.0 => without_effect("the loss scale is static"),
             When::Fp16 | When::DynamicScale => None,
+            When::OptimizerOffloaded if draft.offload.optimizer(draft.stage) != Tier::Device => None,
+            When::OptimizerOffloaded => without_effect("the optimizer's state is not offloaded"),
+            When::OptimizerOnDisk if draft.offload.optimizer(draft.stage) == Tier::Nvme => None,
+            When::ParametersOnDisk if draft.offload.parameters(draft.stage) == Tier::Nvme => None,
+            When::OnDisk if draft.offload.is_on_disk(draft.stage) => None,
+            When::OptimizerOnDisk | When::ParametersOnDisk => without_effect("the device is not \"nvme\""),
+            When::OnDisk => without_effect("nothing is on a disk"),
             When::Optimizer(kinds) => belongs(draft.optimizer.kind, kinds, OptimizerKind::NAMES),
             When::Scheduler(kinds) => belongs(draft.scheduler.kind, kinds, SchedulerKind::NAMES),
         }

@@ -65,8 +65,18 @@ pub(super) enum Rule {
 pub(super) enum When {
     /// Always, with its default if the file does not have it.
     Always,
+    /// As `Always`, at stages 1 to 3.
+    Sharded,
     /// As `Always`, at stage 3.
     StageThree,
+    /// As `Always`, if the optimizer's state is offloaded.
+    OptimizerOffloaded,
+    /// As `Always`, if the optimizer's state is on a disk.
+    OptimizerOnDisk,
+    /// As `Always`, if parameters are on a disk.
+    ParametersOnDisk,
+    /// As `Always`, if anything is on a disk.
+    OnDisk,
     /// As `Always`, if layers compute in f16.
     Fp16,
     /// As `Fp16`, if the loss scale is dynamic.

@@ -1,5 +1,6 @@
 //! Every key of a `ds_config.json`: the tables that reading and documentation share.
 
+mod offload;
 mod parts;
 mod precision;
 mod training;
@@ -10,7 +11,9 @@ use super::key::Key;
 
 /// Every key, in the order of the documentation.
 pub(super) fn all() -> impl Iterator<Item = &'static Key> + Clone {
-    [training::KEYS, precision::KEYS, update::KEYS, zero::KEYS, parts::KEYS].into_iter().flatten()
+    [training::KEYS, precision::KEYS, update::KEYS, zero::KEYS, offload::KEYS, parts::KEYS]
+        .into_iter()
+        .flatten()
 }
 
 /// Old and short names of keys and tables, with those of today.

@@ -2,7 +2,6 @@
 
 use crate::deepspeed::key::Key;
 
-const NO_FILES: &str = "nothing is kept in files while training";
 const NO_RECOMPUTATION: &str = "activations are left to the backend; write false";
 const LEFT_TO_BACKEND: &str = "activations are left to the backend";
 const NO_ELASTICITY: &str = "the number of ranks is fixed; write false, and the batch sizes";
@@ -22,12 +21,6 @@ const PROGRAM_DATA: &str = "the program chooses its data; write false";
 const NO_TENSOR_PARALLELISM: &str = "there is no tensor parallelism; write 0 or 1";
 
 pub(super) static KEYS: &[Key] = &[
-    Key::ignored("aio.block_size", "1048576", NO_FILES),
-    Key::ignored("aio.queue_depth", "8", NO_FILES),
-    Key::ignored("aio.intra_op_parallelism", "1", NO_FILES),
-    Key::ignored("aio.single_submit", "false", NO_FILES),
-    Key::ignored("aio.overlap_events", "true", NO_FILES),
-    Key::ignored("aio.use_gds", "false", NO_FILES),
     Key::not_true("activation_checkpointing.partition_activations", NO_RECOMPUTATION),
     Key::ignored("activation_checkpointing.number_checkpoints", "null", LEFT_TO_BACKEND),
     Key::not_true("activation_checkpointing.contiguous_memory_optimization", NO_RECOMPUTATION),

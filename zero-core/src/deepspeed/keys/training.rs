@@ -61,7 +61,11 @@ pub(super) static KEYS: &[Key] = &[
     ),
     Key::nearly("sparse_gradients", "false", "gradients of embeddings are dense, with the same values"),
     Key::ignored("zero_allow_untested_optimizer", "false", "no optimizer is refused for not being on a list"),
-    Key::ignored("zero_force_ds_cpu_optimizer", "true", "nothing is offloaded"),
+    Key::ignored(
+        "zero_force_ds_cpu_optimizer",
+        "true",
+        "the optimizer is the same wherever its state is kept",
+    ),
     Key::ignored("disable_allgather", "false", "DeepSpeed does not read it either"),
     Key::ignored("wall_clock_breakdown", "false", PROGRAM_LOGS),
     Key::ignored("memory_breakdown", "false", PROGRAM_LOGS),

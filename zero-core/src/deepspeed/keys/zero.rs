@@ -4,8 +4,6 @@ use crate::Stage;
 use crate::deepspeed::key::{Key, OrElse, When, boolean, count, integer, optional};
 
 const OF_COMPUTE: &str = "elements of the dtype layers compute in";
-const NO_OFFLOAD: &str = "nothing is offloaded; remove it, or set the device to \"none\"";
-const NOTHING_OFFLOADED: &str = "nothing is offloaded";
 const NO_QUANTIZATION: &str = "nothing is quantised on its way between ranks; write false";
 const NO_CHECKPOINTS: &str = "DeepSpeed's checkpoints are neither read nor written";
 const RESULTS_SAME: &str = "it chooses how DeepSpeed moves the same values";
@@ -115,31 +113,12 @@ pub(super) static KEYS: &[Key] = &[
         "a parameter without gradient is no error; it stays as it is",
     ),
     Key::not_true("zero_optimization.legacy_stage1", "DeepSpeed has dropped it as well; write false"),
-    Key::ignored("zero_optimization.round_robin_gradients", "false", NOTHING_OFFLOADED),
-    Key::off("zero_optimization.offload_param.device", "\"none\"", &["\"none\"", "null"], NO_OFFLOAD),
-    Key::ignored("zero_optimization.offload_param.nvme_path", "null", NOTHING_OFFLOADED),
-    Key::ignored("zero_optimization.offload_param.buffer_count", "5", NOTHING_OFFLOADED),
-    Key::ignored("zero_optimization.offload_param.buffer_size", "100000000", NOTHING_OFFLOADED),
-    Key::ignored("zero_optimization.offload_param.max_in_cpu", "1000000000", NOTHING_OFFLOADED),
-    Key::ignored("zero_optimization.offload_param.pin_memory", "true", NOTHING_OFFLOADED),
-    Key::off("zero_optimization.offload_optimizer.device", "\"none\"", &["\"none\"", "null"], NO_OFFLOAD),
-    Key::ignored("zero_optimization.offload_optimizer.nvme_path", "null", NOTHING_OFFLOADED),
-    Key::ignored("zero_optimization.offload_optimizer.buffer_count", "4", NOTHING_OFFLOADED),
-    Key::ignored("zero_optimization.offload_optimizer.pin_memory", "true", NOTHING_OFFLOADED),
-    Key::ignored("zero_optimization.offload_optimizer.pipeline_read", "false", NOTHING_OFFLOADED),
-    Key::ignored("zero_optimization.offload_optimizer.pipeline_write", "false", NOTHING_OFFLOADED),
-    Key::ignored("zero_optimization.offload_optimizer.fast_init", "false", NOTHING_OFFLOADED),
-    Key::ignored("zero_optimization.offload_optimizer.ratio", "1.0", NOTHING_OFFLOADED),
-    Key::ignored("zero_optimization.offload_optimizer.super_offload", "false", NOTHING_OFFLOADED),
-    Key::ignored("zero_optimization.offload_optimizer.cpuadam_cores_perc", "0.8", NOTHING_OFFLOADED),
-    Key::off("zero_optimization.cpu_offload", "null", &["null", "false"], NO_OFFLOAD),
-    Key::off("zero_optimization.cpu_offload_param", "null", &["null", "false"], NO_OFFLOAD),
-    Key::ignored("zero_optimization.cpu_offload_use_pin_memory", "null", NOTHING_OFFLOADED),
+    Key::ignored("zero_optimization.round_robin_gradients", "false", RESULTS_SAME),
     Key::off(
         "zero_optimization.zenflow",
         "null",
         &["null"],
-        "nothing is offloaded, so that there is no ZenFlow; remove the table with its topk_ratio, \
+        "there is no ZenFlow; remove the table with its topk_ratio, \
          select_strategy, select_interval, update_interval, overlap_step, offload, auto_ratio, \
          full_warm_up_rounds, pt_reserved_cores_perc and steps_per_epoch",
     ),
@@ -172,7 +151,7 @@ pub(super) static KEYS: &[Key] = &[
     Key::ignored("zero_optimization.override_module_apply", "true", "it is about PyTorch's modules"),
     Key::ignored("zero_optimization.log_trace_cache_warnings", "false", "the program writes its own logs"),
     Key::ignored("zero_optimization.enable_sanity_checks", "false", "checks are made in any case"),
-    Key::ignored("zero_optimization.save_muon_momentum_buffer_in_memory", "false", NOTHING_OFFLOADED),
+    Key::ignored("zero_optimization.save_muon_momentum_buffer_in_memory", "false", "there is no Muon"),
     Key::ignored(
         "zero_optimization.leaf_module.classes",
         "null",
