@@ -83,6 +83,13 @@ pub enum ZeroError {
         optimizer: &'static str,
     },
 
+    /// Master weights would be on a disk, where other ranks could not read them.
+    #[error(
+        "`offload.parameters` is on a disk, but other ranks read the master weights of this one directly, for records and \
+         `unshard`; leave it on the host, and put `offload.optimizer` and `offload.gradients` on the disk"
+    )]
+    ParametersNotOffloadable,
+
     /// Gradients overflowed though the loss is scaled as little as the configuration allows.
     #[error(
         "{}, with the loss scale at its minimum of {scale}: the model diverges, or its values need a type of larger \

@@ -70,7 +70,8 @@ impl Rule for Fused {
     }
 
     fn takes_rate(&self, lr: f64) -> bool {
-        lr.is_finite() && lr >= 0.0
+        // Updates are in `f32`.
+        (lr as f32).is_finite() && lr >= 0.0
     }
 
     fn prepare(job: Job<Self>, is_beside: bool) -> Self::Prepared {

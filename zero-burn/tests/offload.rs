@@ -123,6 +123,17 @@ fn a_step_that_the_disk_fails_changes_nothing_on_any_rank() {
 
 #[test]
 fn what_cannot_be_offloaded_is_refused() {
+    let mut masters = config(Stage::Three);
+    masters.precision.compute = DType::BF16;
+    let path = Some(std::env::temp_dir());
+    masters.offload.parameters = Placement { tier: Tier::Nvme, path, fraction: 1.0 };
+    zero_burn::LocalWorld::new(common::world(1))
+        .run(|comm| -> Result<(), ZeroError> {
+            let refused = Zero::new(masters.clone(), &comm, Device::default()).map(drop);
+            assert!(matches!(refused, Err(ZeroError::ParametersNotOffloadable)), "{refused:?}");
+            Ok(())
+        })
+        .unwrap();
     let directory = tempfile::tempdir().unwrap();
     with_engines(&on_disk(config(Stage::Two), directory.path(), 1.0), 1, |_, zero| {
         zero.shard(Odd::new)?;

@@ -10,7 +10,7 @@ mod weight_decay;
 
 use crate::floats::{Floats, FloatsMut};
 use crate::workers::Workers;
-use error::{FINITE, NOT_NEGATIVE, in_range};
+use error::{FINITE, RATE, in_range};
 use kernel::{Pass, Rule, Tile, UpdateTile};
 use sgd::Descent;
 use zero_core::DType;
@@ -179,7 +179,7 @@ impl HostOptimizer {
         states: &mut [FloatsMut<'_>],
         copy: Option<FloatsMut<'_>>,
     ) -> Result<(), UpdateError> {
-        in_range("lr", update.lr, NOT_NEGATIVE)?;
+        in_range("lr", update.lr, RATE)?;
         in_range("gradient_factor", update.gradient_factor, FINITE)?;
         if update.step == 0 {
             return Err(UpdateError::StepZero);

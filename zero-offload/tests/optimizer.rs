@@ -278,32 +278,38 @@ fn a_new_optimizer_names_its_states() {
 fn a_hyper_parameter_out_of_range_is_named_with_its_range() {
     let message = |config: OptimizerConfig| HostOptimizer::new(config).unwrap_err().to_string();
     let cases = [
-        (Adam { beta1: 1.0, ..Adam::ADAM }.into(), "beta1 is 1; it must be at least 0 and less than 1"),
+        (
+            Adam { beta1: 1.0, ..Adam::ADAM }.into(),
+            "beta1 is 1; it must be at least 0 and less than 1, in f32 too",
+        ),
         (
             Adam { beta2: f64::NAN, ..Adam::ADAM }.into(),
-            "beta2 is NaN; it must be at least 0 and less than 1",
+            "beta2 is NaN; it must be at least 0 and less than 1, in f32 too",
         ),
         (
             Adam { epsilon: -1e-8, ..Adam::ADAM }.into(),
-            "epsilon is -0.00000001; it must be finite and at least 0",
+            "epsilon is -0.00000001; it must be finite and at least 0, in f32 too",
         ),
         (
             Adam { weight_decay: WeightDecay::L2(f64::INFINITY), ..Adam::ADAM }.into(),
-            "weight_decay is inf; it must be finite and at least 0",
+            "weight_decay is inf; it must be finite and at least 0, in f32 too",
         ),
         (
             Adagrad { lr_decay: -1.0, ..Adagrad::default() }.into(),
-            "lr_decay is -1; it must be finite and at least 0",
+            "lr_decay is -1; it must be finite and at least 0, in f32 too",
         ),
         (
             Adagrad { initial_accumulator: -1.0, ..Adagrad::default() }.into(),
-            "initial_accumulator is -1; it must be finite and at least 0",
+            "initial_accumulator is -1; it must be finite and at least 0, in f32 too",
         ),
         (
             Lion { beta2: -0.1, ..Lion::default() }.into(),
-            "beta2 is -0.1; it must be at least 0 and less than 1",
+            "beta2 is -0.1; it must be at least 0 and less than 1, in f32 too",
         ),
-        (Sgd { momentum: -1.0, ..Sgd::default() }.into(), "momentum is -1; it must be finite and at least 0"),
+        (
+            Sgd { momentum: -1.0, ..Sgd::default() }.into(),
+            "momentum is -1; it must be finite and at least 0, in f32 too",
+        ),
         (Sgd { dampening: f64::NAN, ..Sgd::default() }.into(), "dampening is NaN; it must be finite"),
     ];
     for (config, expected) in cases {

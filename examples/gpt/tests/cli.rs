@@ -183,8 +183,8 @@ fn what_cannot_work_is_one_clear_line() {
         (&["--plain", "--config", "reduce.toml"], "zero.precision.reduce"),
         (&["--plain", "--config", "state.toml"], "zero.precision.optimizer_state"),
         (&["--plain", "--config", "scale.toml"], "zero.loss_scale"),
-        (&["--plain", "--config", "decay.toml", "--corpus", "text.txt"], "`weight_decay` of the optimizer"),
-        (&["--config", "decay.toml", "--corpus", "text.txt"], "`weight_decay` of the optimizer"),
+        (&["--plain", "--config", "decay.toml", "--corpus", "text.txt"], "weight_decay is 1"),
+        (&["--config", "decay.toml", "--corpus", "text.txt"], "weight_decay is 1"),
     ];
     for (arguments, expected) in cases {
         let output = gpt(folder.path(), arguments);

@@ -77,8 +77,14 @@ pub enum UpdateError {
 pub(super) type Range = (&'static str, fn(f64) -> bool);
 
 pub(super) const FINITE: Range = ("finite", f64::is_finite);
-pub(super) const NOT_NEGATIVE: Range = ("finite and at least 0", |value| value.is_finite() && value >= 0.0);
-pub(super) const BELOW_ONE: Range = ("at least 0 and less than 1", |value| (0.0..1.0).contains(&value));
+pub(super) const RATE: Range = ("finite and at least 0", |value| (value as f32).is_finite() && value >= 0.0);
+/// Hyper-parameters are used in `f32`.
+pub(super) const NOT_NEGATIVE: Range = ("finite and at least 0, in f32 too", |value| {
+    let narrow = value as f32;
+    narrow.is_finite() && value >= 0.0 && (narrow > 0.0 || value == 0.0)
+});
+pub(super) const BELOW_ONE: Range =
+    ("at least 0 and less than 1, in f32 too", |value| (0.0..1.0).contains(&value) && (value as f32) < 1.0);
 
 pub(super) fn in_range(
     name: &'static str,
