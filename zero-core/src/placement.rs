@@ -271,14 +271,14 @@ impl<'a> Choice<'a> {
         let mut split = [(Tier::Device, 0); 3];
         for (index, Kind { placement, footprint, .. }) in self.kinds.iter().enumerate() {
             split[index] = match placement.tier {
-                Tier::Auto if on_disk[index] => {
-                    let _ = (placement.path.as_ref()?, disk.as_ref()?);
-                    (Tier::Nvme, 0)
-                }
+                Tier::Auto if on_disk[index] && placement.path.is_some() && disk.is_some() => (Tier::Nvme, 0),
                 _ if on_disk[index] => return None,
                 Tier::Auto if host.is_none() => (Tier::Device, 0),
                 Tier::Auto => (Tier::Host, 0),
-                tier => (tier, part(footprint.bytes.get(), placement)),
+                tier => {
+                    let bytes = usize::try_from(footprint.bytes.get()).unwrap_or(usize::MAX);
+                    (tier, placement.elements(bytes) as u64)
+                }
             };
         }
 
@@ -347,15 +347,6 @@ impl<'a> Choice<'a> {
             _ => None,
         };
         Placement { tier, path, fraction: (kept as f64 / footprint.bytes.get() as f64).min(1.0) }
-    }
-}
-
-/// How many bytes a placement that is chosen already keeps away from the device.
-fn part(bytes: u64, placement: &Placement) -> u64 {
-    match placement.tier {
-        Tier::Device | Tier::Auto => 0,
-        _ if placement.fraction >= 1.0 => bytes,
-        _ => ((bytes as f64 * placement.fraction).ceil() as u64).min(bytes),
     }
 }
 
