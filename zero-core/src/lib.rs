@@ -44,6 +44,8 @@
 //! - `loss_scaling`, `loss_scale`: [`LossScaling`], how the loss is to be scaled, and [`LossScale`], the scale and
 //!   how it changes.
 //! - `reduction`: [`ReduceGradients`], when gradients are reduced.
+//! - `offload`, `placement`: [`Offload`], what is kept where, and [`Offload::resolve`], which chooses by bandwidths and
+//!   capacities.
 //! - [`memory`]: bytes per rank, from the layout.
 //! - `estimate`: what DeepSpeed would estimate, [`deepspeed_zero2`] and [`deepspeed_zero3`].
 //! - `schedule`: [`LookAhead`], which parameters are gathered before they are needed, and which are kept.
@@ -69,6 +71,7 @@ mod nearest;
 mod offload;
 mod parameter;
 mod partition;
+mod placement;
 mod precision;
 mod rank;
 mod reduction;
@@ -95,6 +98,7 @@ pub use nearest::nearest;
 pub use offload::{Offload, Placement, Tier};
 pub use parameter::{Parameter, ParameterIndex, ParameterSpec};
 pub use partition::Partition;
+pub use placement::{Footprint, Footprints, Machine, Medium, PlacedState, PlacementError, PlacementPlan};
 pub use precision::Precision;
 pub use rank::{Rank, WorldSize};
 pub use reduction::ReduceGradients;

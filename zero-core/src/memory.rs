@@ -19,6 +19,13 @@
 //! and holds a bucket, of the dtype that gradients travel in, beside `au`; `AtStep` exchanges it once, and holds
 //! `a(t - u)` more from the first backward to the step.
 //!
+//! # Offload
+//!
+//! What [`Offload`] keeps on a disk leaves memory: of each trainable parameter the last elements, as many as
+//! [`Placement::elements`] says; masters if layers compute in 16 bits, gradients if they are reduced in every backward.
+//! If that is anything, buffers of a fixed size take memory, and the disk has two places for each block, so that a step
+//! that fails leaves the old one. What is kept on the host is memory of the rank's all the same.
+//!
 //! Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models",
 //! section 3.1 for what a training state is made of; the figures differ because gradients there are f16 at
 //! every stage.
@@ -50,9 +57,12 @@
 //! ```
 
 use crate::{
-    Bucket, Bytes, DType, Layout, LookAheadOptions, Parameter, Precision, Rank, ReduceGradients, Stage,
-    WorldSize, ZeroConfig,
+    Bucket, Bytes, DType, Layout, LookAheadOptions, Offload, Parameter, Placement, Precision, Rank,
+    ReduceGradients, Stage, Tier, WorldSize, ZeroConfig,
 };
+
+/// How many places a block has on a disk.
+pub(crate) const PLACES_ON_DISK: u64 = 2;
 
 /// What an optimizer keeps per trainable element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -79,7 +89,7 @@ impl OptimizerCost {
     }
 }
 
-/// The training state of one rank, as held when backward ends.
+/// The training state of one rank, as held when backward ends, or a part of it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct StateBytes {
     /// Replicas, master weights and shards.
@@ -95,13 +105,25 @@ impl StateBytes {
     pub fn total(&self) -> Bytes {
         self.parameters + self.gradients + self.optimizer
     }
+
+    /// Each of its parts with that of another.
+    fn zip(self, other: Self, with: impl Fn(u64, u64) -> u64) -> Self {
+        let with = |one: Bytes, other: Bytes| Bytes::new(with(one.get(), other.get()));
+        Self {
+            parameters: with(self.parameters, other.parameters),
+            gradients: with(self.gradients, other.gradients),
+            optimizer: with(self.optimizer, other.optimizer),
+        }
+    }
 }
 
 /// The memory one rank needs for the model, activations aside.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct MemoryPlan {
-    /// What is held when backward ends.
+    /// What is held in memory when backward ends, on the device and on the host.
     pub state: StateBytes,
+    /// The part of `state` that is on the host.
+    pub host: StateBytes,
     /// The window of gathered parameters at stage 3, in compute dtype, persistent ones aside: the trainable
     /// parameters of the unit with the most, and all frozen ones, which autodiff keeps from forward to backward.
     /// Zero below stage 3, and in a world of one that computes in f32, where the shard is the parameter.
@@ -112,10 +134,14 @@ pub struct MemoryPlan {
     /// gradients are reduced at the step, and in a world of one, where nothing is reduced. Buckets that are on their
     /// way beside it are not counted.
     pub bucket: Bytes,
+    /// The buffers between memory and the disk; zero if nothing is there.
+    pub buffers: Bytes,
+    /// What the disk has to have room for: twice the state that is there, pages that are not full aside.
+    pub disk: StateBytes,
 }
 
 /// What of a training run decides how much memory it takes, its [`Layout`] aside.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct MemorySetup {
     /// What is sharded.
     pub stage: Stage,
@@ -127,6 +153,8 @@ pub struct MemorySetup {
     pub optimizer: OptimizerCost,
     /// The budgets of look-ahead; `None` for none.
     pub lookahead: Option<LookAheadOptions>,
+    /// What is kept where. [`Tier::Auto`] counts as the device.
+    pub offload: Offload,
 }
 
 impl MemorySetup {
@@ -138,25 +166,67 @@ impl MemorySetup {
             reduce_gradients: config.reduce_gradients(),
             optimizer,
             lookahead: Some(config.lookahead_options()),
+            offload: config.offload.clone(),
         }
     }
 
     /// The memory `rank` needs; a rank outside of the world owns no shards.
     pub fn plan(&self, layout: &Layout, rank: Rank) -> MemoryPlan {
-        let Self { stage, precision, optimizer, .. } = *self;
+        let &Self { stage, precision, optimizer, .. } = self;
         let numel =
             |sharded| if sharded { layout.trainable_shard_numel(rank) } else { layout.trainable_numel() };
         let owned_alone = stage.shards_optimizer() && self.reduce_gradients == ReduceGradients::EveryBackward;
+        let state = StateBytes {
+            parameters: parameters(layout, stage, precision.compute, rank),
+            gradients: Bytes::of(numel(owned_alone), precision.accumulate),
+            optimizer: optimizer.in_dtype(numel(stage.shards_optimizer()), precision.optimizer_state),
+        };
         let gathered = gathered(layout, stage, precision.compute);
+        let disk = self.on(layout, rank, Tier::Nvme);
         MemoryPlan {
-            state: StateBytes {
-                parameters: parameters(layout, stage, precision.compute, rank),
-                gradients: Bytes::of(numel(owned_alone), precision.accumulate),
-                optimizer: optimizer.in_dtype(numel(stage.shards_optimizer()), precision.optimizer_state),
-            },
+            state: state.zip(disk, u64::saturating_sub),
+            host: self.on(layout, rank, Tier::Host),
             gathered,
             ahead: self.ahead(layout, gathered),
             bucket: self.bucket(layout),
+            buffers: if disk == StateBytes::default() { Bytes::ZERO } else { self.offload.buffer_bytes },
+            disk: disk.zip(disk, |bytes, _| bytes.saturating_mul(PLACES_ON_DISK)),
+        }
+    }
+
+    /// The state of `rank` on a tier other than the device.
+    fn on(&self, layout: &Layout, rank: Rank, tier: Tier) -> StateBytes {
+        let nothing = Placement::default();
+        self.kept(layout, rank, |placement| if placement.tier == tier { placement } else { &nothing })
+    }
+
+    /// The state of `rank` that is away from the device if each kind is placed as `placed` says of its placement.
+    pub(crate) fn kept<'a>(
+        &'a self,
+        layout: &Layout,
+        rank: Rank,
+        placed: impl Fn(&'a Placement) -> &'a Placement,
+    ) -> StateBytes {
+        let Self { precision, optimizer, offload, .. } = self;
+        let numel = |placement| -> usize {
+            let placement = placed(placement);
+            let trainable = layout.parameters().iter().filter(|parameter| parameter.trainable());
+            let held = |parameter: &Parameter| match self.stage.shards_optimizer() {
+                true => parameter.partition().len(rank),
+                false => parameter.numel(),
+            };
+            trainable.map(|parameter| placement.elements(held(parameter))).sum()
+        };
+        StateBytes {
+            parameters: match precision.compute {
+                DType::F32 => Bytes::ZERO,
+                _ => Bytes::of(numel(&offload.parameters), DType::F32),
+            },
+            gradients: match self.reduce_gradients {
+                ReduceGradients::AtStep => Bytes::ZERO,
+                ReduceGradients::EveryBackward => Bytes::of(numel(&offload.gradients), precision.accumulate),
+            },
+            optimizer: optimizer.in_dtype(numel(&offload.optimizer), precision.optimizer_state),
         }
     }
 

@@ -14,7 +14,7 @@ pub enum Tier {
     Host,
     /// On a fast disk.
     Nvme,
-    /// Where bandwidths and capacities are best used; to be resolved before use.
+    /// Where bandwidths and capacities are best used: [`Offload::resolve`] says where that is, before anything is kept.
     Auto,
 }
 
@@ -63,6 +63,8 @@ impl Placement {
     pub fn elements(&self, numel: usize) -> usize {
         match self.tier {
             Tier::Device | Tier::Auto => 0,
+            // Beyond 2^53 elements the product would not be all of them.
+            Tier::Host | Tier::Nvme if self.fraction >= 1.0 => numel,
             Tier::Host | Tier::Nvme => ((numel as f64 * self.fraction).ceil() as usize).min(numel),
         }
     }
@@ -110,7 +112,7 @@ pub struct Offload {
     pub optimizer: Placement,
     /// The reduced gradients that this rank updates by, from backward to step.
     pub gradients: Placement,
-    /// The f32 master weights, where layers compute in 16 bits.
+    /// The f32 master weights of trainable parameters, where layers compute in 16 bits.
     pub parameters: Placement,
     /// Memory for what is on its way between disk and update, the most that is ever taken.
     pub buffer_bytes: Bytes,

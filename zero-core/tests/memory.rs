@@ -2,8 +2,9 @@
 
 use proptest::prelude::*;
 use zero_core::{
-    Bytes, DType, Layout, LayoutOptions, LookAheadOptions, MemoryPlan, MemorySetup, OptimizerCost,
-    ParameterSpec, Precision, Rank, ReduceGradients, Stage, StateBytes, WorldSize, ZeroConfig,
+    Bytes, DType, Layout, LayoutOptions, LookAheadOptions, MemoryPlan, MemorySetup, Offload, OptimizerCost,
+    ParameterSpec, Placement, Precision, Rank, ReduceGradients, Stage, StateBytes, Tier, WorldSize,
+    ZeroConfig,
 };
 
 fn spec(name: &str, numel: usize, trainable: bool) -> ParameterSpec {
@@ -25,8 +26,8 @@ fn expected(parameters: u64, gradients: u64, optimizer: u64, gathered: u64, buck
     MemoryPlan {
         state: StateBytes { parameters, gradients, optimizer },
         gathered,
-        ahead: Bytes::ZERO,
         bucket,
+        ..MemoryPlan::default()
     }
 }
 
@@ -168,14 +169,93 @@ fn the_largest_model_saturates() {
     assert_eq!(plan.state.total(), Bytes::new(u64::MAX));
 }
 
+fn bytes(parameters: u64, gradients: u64, optimizer: u64) -> StateBytes {
+    let [parameters, gradients, optimizer] = [parameters, gradients, optimizer].map(Bytes::new);
+    StateBytes { parameters, gradients, optimizer }
+}
+
+#[test]
+fn what_is_on_a_disk_leaves_memory_and_takes_twice_its_size_there() {
+    let layout = example(2);
+    let placed = |tier, fraction| Placement { tier, path: None, fraction };
+    let offload = Offload {
+        optimizer: placed(Tier::Nvme, 0.5),
+        gradients: placed(Tier::Nvme, 1.0),
+        parameters: placed(Tier::Nvme, 0.25),
+        buffer_bytes: Bytes::new(99),
+        ..Offload::default()
+    };
+    let setup = |stage, offload: &Offload| MemorySetup { offload: offload.clone(), ..in_bf16(stage) };
+    let plan = |stage, rank| setup(stage, &offload).plan(&layout, Rank::new(rank));
+
+    // Of rank 0's 5 and 2 elements, 3 and 1 states, all gradients, 2 and 1 masters.
+    let expected_disk = bytes(2 * 3 * 4, 2 * 7 * 4, 2 * 4 * 8);
+    let in_memory = in_bf16(Stage::Three).plan(&layout, Rank::ROOT);
+    let expected = MemoryPlan {
+        state: bytes(9 * 6 + 3 * 2 + 2 * 4 - 3 * 4, 0, 3 * 8),
+        buffers: Bytes::new(99),
+        disk: expected_disk,
+        ..in_memory
+    };
+    assert_eq!(plan(Stage::Three, 0), expected);
+    // Of rank 1's 5 and 1: 3 and 1 states, 2 and 1 masters.
+    assert_eq!(plan(Stage::Three, 1).disk, bytes(2 * 3 * 4, 2 * 6 * 4, 2 * 4 * 8));
+    assert_eq!(plan(Stage::Two, 0).disk, expected_disk);
+    // Whole gradients, of 13 elements, stay until the step at stage 1.
+    let first = plan(Stage::One, 0);
+    assert_eq!((first.state.gradients, first.disk), (Bytes::new(13 * 4), bytes(2 * 3 * 4, 0, 2 * 4 * 8)));
+    // At stage 0 each rank has all: of 10 and 3, 5 and 2 states, 3 and 1 masters.
+    let none = plan(Stage::Zero, 1);
+    assert_eq!(none.disk, bytes(2 * 4 * 4, 0, 2 * 7 * 8));
+    assert_eq!(none.state, bytes(20 * 4 + 20 * 2 - 4 * 4, 13 * 4, 6 * 8));
+
+    // In f32 the masters are what ranks read; frozen parameters have nothing to offload.
+    let f32s = MemorySetup { precision: Precision::default(), ..setup(Stage::Three, &offload) };
+    assert_eq!(f32s.plan(&layout, Rank::ROOT).disk, bytes(0, 2 * 7 * 4, 2 * 4 * 8));
+    let frozen = Layout::new(vec![spec("w", 8, false)], WorldSize::ONE, LayoutOptions::default()).unwrap();
+    let plan = setup(Stage::Three, &offload).plan(&frozen, Rank::ROOT);
+    assert_eq!((plan.disk, plan.buffers), (StateBytes::default(), Bytes::ZERO));
+}
+
+#[test]
+fn what_is_on_the_host_is_memory_and_told_apart() {
+    let layout = example(2);
+    let placed = |tier, fraction| Placement { tier, path: None, fraction };
+    let offload = Offload {
+        optimizer: placed(Tier::Host, 0.5),
+        gradients: placed(Tier::Auto, 1.0),
+        parameters: placed(Tier::Host, 1.0),
+        ..Offload::default()
+    };
+    let plan = MemorySetup { offload, ..in_bf16(Stage::Two) }.plan(&layout, Rank::ROOT);
+    let expected = in_bf16(Stage::Two).plan(&layout, Rank::ROOT);
+    assert_eq!(plan, MemoryPlan { host: bytes(7 * 4, 0, 4 * 8), ..expected });
+}
+
+#[test]
+fn the_setup_of_a_configuration_has_its_offload() {
+    let text = "offload.buffer_bytes = 4194304
+offload.optimizer = { tier = \"nvme\", path = \"/nvme\" }";
+    let config = ZeroConfig::from_toml(text).unwrap();
+    let plan = MemorySetup::new(&config, OptimizerCost::ADAMW).plan_largest(&example(2));
+    assert_eq!((plan.state.optimizer, plan.disk.optimizer), (Bytes::ZERO, Bytes::new(2 * 7 * 8)));
+    assert_eq!(plan.buffers, config.offload.buffer_bytes);
+    let stateless = MemorySetup::new(&config, OptimizerCost::SGD).plan_largest(&example(2));
+    assert_eq!(stateless.buffers, Bytes::ZERO);
+}
+
 fn maximum(plans: &[MemoryPlan]) -> MemoryPlan {
     let most = |field: fn(&MemoryPlan) -> Bytes| plans.iter().map(field).max().unwrap();
+    let most_state = |field: fn(&MemoryPlan) -> StateBytes| StateBytes {
+        parameters: plans.iter().map(|plan| field(plan).parameters).max().unwrap(),
+        gradients: plans.iter().map(|plan| field(plan).gradients).max().unwrap(),
+        optimizer: plans.iter().map(|plan| field(plan).optimizer).max().unwrap(),
+    };
     MemoryPlan {
-        state: StateBytes {
-            parameters: most(|plan| plan.state.parameters),
-            gradients: most(|plan| plan.state.gradients),
-            optimizer: most(|plan| plan.state.optimizer),
-        },
+        state: most_state(|plan| plan.state),
+        host: most_state(|plan| plan.host),
+        disk: most_state(|plan| plan.disk),
+        buffers: most(|plan| plan.buffers),
         gathered: most(|plan| plan.gathered),
         ahead: most(|plan| plan.ahead),
         bucket: most(|plan| plan.bucket),
@@ -189,6 +269,7 @@ proptest! {
         alignment in 1..=8_usize,
         numels in prop::collection::vec((0..=71_usize, any::<bool>()), 0..6),
         compute in prop::sample::select(vec![DType::F32, DType::BF16]),
+        (tier, fraction) in (prop::sample::select(Tier::ALL.to_vec()), 0.0..=1.0),
     ) {
         let specs = numels.iter().enumerate().map(|(at, &(numel, trainable))| {
             spec(&format!("m{}.p{at}", at / 2), numel, trainable)
@@ -203,6 +284,21 @@ proptest! {
                 .map(|rank| setup.plan(&layout, rank))
                 .collect();
             prop_assert_eq!(setup.plan_largest(&layout), maximum(&plans));
+            let placement = Placement { tier, path: None, fraction };
+            let offload = Offload {
+                optimizer: placement.clone(),
+                gradients: placement.clone(),
+                parameters: placement,
+                ..Offload::default()
+            };
+            let setup = MemorySetup { offload, ..setup };
+            let offloaded: Vec<_> = layout.world_size().ranks().map(|rank| setup.plan(&layout, rank)).collect();
+            prop_assert_eq!(setup.plan_largest(&layout), maximum(&offloaded));
+            // Nothing is lost on the way to the disk.
+            for (plan, moved) in plans.iter().zip(&offloaded) {
+                let all = moved.state.total().get() + moved.disk.total().get() / 2;
+                prop_assert_eq!(all, plan.state.total().get());
+            }
 
             let sum = |field: fn(&StateBytes) -> Bytes| -> Bytes {
                 plans.iter().map(|plan| field(&plan.state)).sum()
