@@ -90,6 +90,15 @@ pub enum ZeroError {
     )]
     ParametersNotOffloadable,
 
+    /// Tiers were to be chosen by the engine.
+    #[error(
+        "`offload.{kind}.tier` is \"auto\", which this engine does not resolve yet; `Offload::resolve` of zero-core does"
+    )]
+    UnresolvedTier {
+        /// The table of the configuration.
+        kind: &'static str,
+    },
+
     /// Gradients overflowed though the loss is scaled as little as the configuration allows.
     #[error(
         "{}, with the loss scale at its minimum of {scale}: the model diverges, or its values need a type of larger \
