@@ -5,11 +5,10 @@ use std::ops::Deref;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
 
 use burn::module::ParamId;
 use burn::tensor::{FloatDType, Tensor};
-use zero_comm::{CommError, CommunicatorExt, OpKind, ReduceOp, Work, panic_message};
+use zero_comm::{CommError, CommunicatorExt, ReduceOp, Work, panic_message};
 use zero_core::{
     Bucket, Bytes, DType, Layout, LookAheadOptions, MinScaleReached, Parameter, ParameterIndex, Rank,
     ReduceGradients, StateBytes,
@@ -22,7 +21,7 @@ use crate::error::During;
 use crate::floats::burn_dtype;
 use crate::gathers::Gathers;
 use crate::gradients::{Contributions, GradientStore, label};
-use crate::held::{Held, Holdings, Updated};
+use crate::held::{Held, Holdings};
 use crate::host::tensor_from_buffer;
 use crate::owned::OwnedGradients;
 use crate::report::MemoryReport;
@@ -47,13 +46,13 @@ pub(crate) struct Engine {
     pub(crate) gathers: Arc<Gathers>,
     /// What the module stores in place of each parameter: one NaN.
     pub(crate) stand_ins: Vec<Tensor<1>>,
-    holdings: Arc<Holdings>,
+    pub(crate) holdings: Arc<Holdings>,
     /// What layers compute with.
-    windows: Windows,
+    pub(crate) windows: Windows,
     /// What the optimizer updates, where that is something else.
-    masters: Option<Windows>,
+    pub(crate) masters: Option<Windows>,
     /// By parameter: the replica on its way, since the last step.
-    renewals: Mutex<Vec<Option<Work<()>>>>,
+    pub(crate) renewals: Mutex<Vec<Option<Work<()>>>>,
     gradients: Mutex<GradientStore>,
     /// Where gradients wait for the step that do not wait in memory.
     pub(crate) spill: Option<Spill>,
@@ -202,7 +201,7 @@ impl Engine {
     }
 
     /// Whether shards are read by other ranks.
-    fn has_windows(&self) -> bool {
+    pub(crate) fn has_windows(&self) -> bool {
         self.config.stage.shards_optimizer() && self.world() > 1
     }
 
@@ -233,18 +232,6 @@ impl Engine {
         if let Err(pending) = self.check_no_update() {
             self.phase.note(pending);
         }
-    }
-
-    /// Moves a shard out, to be updated. Nobody reads it between the agreement on the step and the fence after it.
-    pub(crate) fn take_shard(&self, index: ParameterIndex) -> Result<Tensor<1>, ZeroError> {
-        if self.has_windows() && !self.comm.copies_windows() {
-            let withdrawn = [&self.windows]
-                .into_iter()
-                .chain(&self.masters)
-                .try_for_each(|windows| windows.withdraw(index));
-            self.fail(withdrawn.during(|| String::from("updating parameters")))?;
-        }
-        Ok(self.holdings.take_shard(index))
     }
 
     /// The first failure of the engine, if it failed.
@@ -484,93 +471,6 @@ impl Engine {
             lookahead_wasted: ahead.wasted,
             ..self.recorder.snapshot()
         }
-    }
-
-    /// Puts updated shards in place and makes every rank see them.
-    pub(crate) fn replace_shards(
-        &self,
-        updated: Vec<(ParameterIndex, Updated)>,
-        nothing_here: &[ParameterIndex],
-    ) -> Result<(), ZeroError> {
-        // Others have updated theirs: replicas of these are stale, too.
-        let mut indices = nothing_here.to_vec();
-        for &index in nothing_here {
-            let shard = self.held(index).shard;
-            self.holdings.set_shard(index, Updated { shard, copy: None });
-        }
-        for (index, shard) in updated {
-            self.holdings.set_shard(index, shard);
-            indices.push(index);
-        }
-        self.version.fetch_add(1, Ordering::AcqRel);
-        self.ladder.step_down();
-        self.gathers.begin_round();
-        let published = self.publish(&indices);
-        self.fail(published.during(|| String::from("publishing updated parameters")))
-    }
-
-    /// Exposes the shards of `indices` and renews the replicas made of them, beside compute where that is wanted.
-    pub(crate) fn publish(&self, indices: &[ParameterIndex]) -> Result<(), CommError> {
-        if !self.has_windows() {
-            indices.iter().for_each(|&index| self.holdings.copy_whole(index));
-            return Ok(());
-        }
-        for &index in indices {
-            self.windows.expose(index, self.holdings.show(index))?;
-            if let Some(masters) = &self.masters {
-                masters.expose(index, self.held(index).shard)?;
-            }
-        }
-        self.comm.fence("updated parameters")?;
-        for &index in indices.iter().filter(|index| self.stays_whole(**index)) {
-            match &self.reads {
-                None => drop(self.renew(index)?),
-                Some(reads) => {
-                    let holdings = Arc::clone(&self.holdings);
-                    let (name, bytes) = (self.parameter(index).name(), self.windows.bytes(index));
-                    let work = reads.submit(OpKind::Read, name, bytes, (), move |_, (), _| {
-                        holdings.gather_whole(index).map(drop)
-                    });
-                    lock(&self.renewals)[index.index()] = Some(work);
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// The replica of a parameter that stays gathered, after a step.
-    fn renew(&self, index: ParameterIndex) -> Result<Tensor<1>, CommError> {
-        let begin = Instant::now();
-        let renewal = lock(&self.renewals)[index.index()].take();
-        if let Some(work) = renewal {
-            work.wait()?;
-        }
-        let whole = match self.held(index).whole {
-            Some(whole) => whole,
-            None => self.holdings.gather_whole(index)?,
-        };
-        self.recorder.exposed(Activity::Gather, begin);
-        Ok(whole)
-    }
-
-    /// Waits for the replicas that no layer has asked for since the last step: their owners may change them soon.
-    pub(crate) fn settle_renewals(&self) -> Result<(), ZeroError> {
-        let coming: Vec<_> = lock(&self.renewals)
-            .iter()
-            .enumerate()
-            .filter(|(_, work)| work.is_some())
-            .map(|(at, _)| at)
-            .collect();
-        for at in coming {
-            let index = ParameterIndex::new(at);
-            let name = self.parameter(index).name();
-            self.fail(self.renew(index).during(|| format!("gathering parameter `{name}`")))?;
-        }
-        Ok(())
-    }
-
-    fn stays_whole(&self, index: ParameterIndex) -> bool {
-        !self.config.stage.shards_parameters() || self.parameter(index).persistent()
     }
 
     /// Counts state that an optimizer of this engine took or, on its end, gave back.

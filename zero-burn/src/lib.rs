@@ -35,13 +35,14 @@
 //!   whole parameter, how often it stands on a tape, and when its backward runs.
 //! - `slot`, `base`, `phase`, `succession`, `agreement`: the engine in charge, what it has whatever its layout, and how
 //!   another one takes over, once the ranks agree.
-//! - `engine`: one rank's state of one model; `held`, `windows`, `gathers`: shards and replicas, what ranks show each other
-//!   of them, and what is gathered on demand and ahead; `queues`: threads for that.
+//! - `engine`, `publication`: one rank's state of one model, and how others see what became of it; `held`, `windows`,
+//!   `gathers`: shards and replicas, what ranks show each other of them, and what is gathered on demand and ahead;
+//!   `queues`: threads for that.
 //! - `gradients`, `reduction`, `owned`, `scratch`: what lies between backward and step, and memory for it.
 //! - `optimizer`, `group`, `rule`: [`ZeroOptimizer`], parameter groups, and what an optimizer of shards has to do; `stored`,
-//!   `elementwise`: Burn's optimizers, their state at rest, and which of them
-//!   qualify; `fused`, `fused_state`, `fused_update`, `exclusive`: [`Fused`], and memory of a shard to write to; `disk`, `spill`:
-//!   optimizer state and gradients on a disk.
+//!   `elementwise`: Burn's optimizers, their state at rest, and which of them qualify; `fused`, `fused_state`,
+//!   `fused_update`, `exclusive`: [`Fused`], and memory of a shard to write to; `disk`, `spill`: optimizer state and
+//!   gradients on a disk.
 //! - `host`, `floats`, `shared`: tensors as host memory, numbers of 16 and 32 bits in it, gathered ones that are still alive.
 //! - `report`, `statistics`: [`MemoryReport`], [`Statistics`] and [`TraceEvent`].
 //!
@@ -76,6 +77,7 @@ mod materialize;
 mod optimizer;
 mod owned;
 mod phase;
+mod publication;
 mod queues;
 mod reduction;
 mod report;
