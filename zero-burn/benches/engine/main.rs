@@ -1,13 +1,14 @@
 //! What the engine costs: tokens per second against plain Burn, with ranks as threads and as processes, and how much of
-//! the communication compute hides.
+//! the communication compute hides; and what an update takes.
 //!
 //! The contenders take turns within each round, so that whatever else the machine does hits all of them; a ratio is
-//! the median of the rounds' ratios. `--only threads`, `overlap` or `processes` measures one part. PyTorch is looked for
+//! the median of the rounds' ratios. `--only threads`, `overlap`, `update` or `processes` measures one part. PyTorch is looked for
 //! by the variable `TORCHRUN`, and else on the search path.
 
 mod contender;
 mod overlap;
 mod processes;
+mod update;
 
 use std::error::Error;
 use std::path::PathBuf;
@@ -35,6 +36,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     if wants("overlap") {
         rows.extend(overlap::rows(&config));
+    }
+    if wants("update") {
+        rows.extend(update::rows()?);
     }
     if wants("processes") {
         rows.extend(processes::rows(&config)?);
