@@ -5,13 +5,14 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use burn::tensor::Device;
 use zero_comm::{Communicator, WorkQueue};
-use zero_core::{Bytes, LossScale, Rank, StateBytes, WorldSize, ZeroConfig};
+use zero_core::{Bytes, Layout, LossScale, Offload, PlacementPlan, Rank, StateBytes, WorldSize, ZeroConfig};
 use zero_offload::{HostPool, PoolOptions, Workers};
 
 use crate::ZeroError;
 use crate::disk::{Disk, Traffic};
 use crate::held::Held;
 use crate::ladder::Ladder;
+use crate::machine;
 use crate::phase::Phase;
 use crate::queues::Queues;
 use crate::scratch::Scratch;
@@ -46,6 +47,8 @@ pub(crate) struct Base {
     pub(crate) states: HostPool,
     workers: OnceLock<Workers>,
     disk: OnceLock<Disk>,
+    /// The tiers that were chosen, if they were left to the engine.
+    placement: OnceLock<Option<PlacementPlan>>,
     /// Of all disks.
     pub(crate) traffic: Arc<Traffic>,
     /// Whole master weights for who asks; nothing is kept.
@@ -85,6 +88,7 @@ impl Base {
             states: HostPool::new(PoolOptions { retain: Bytes::ZERO }),
             workers: OnceLock::new(),
             disk: OnceLock::new(),
+            placement: OnceLock::new(),
             traffic: Arc::default(),
             exports: HostPool::new(PoolOptions { retain: Bytes::ZERO }),
             version: AtomicU64::new(0),
@@ -108,12 +112,31 @@ impl Base {
         Ok(self.workers.get_or_init(|| workers))
     }
 
+    /// What is kept where.
+    pub(crate) fn offload(&self) -> &Offload {
+        self.placement().map_or(&self.config.offload, |plan| &plan.offload)
+    }
+
+    /// The tiers that were chosen.
+    pub(crate) fn placement(&self) -> Option<&PlacementPlan> {
+        self.placement.get()?.as_ref()
+    }
+
+    /// Chooses the tiers that are left to the engine, once. Collective.
+    pub(crate) fn place(&self, layout: &Layout) -> Result<(), ZeroError> {
+        if self.placement.get().is_none() {
+            let plan = machine::place(self, layout)?;
+            self.placement.get_or_init(|| plan);
+        }
+        Ok(())
+    }
+
     /// The disk for what is kept there; opened when it is first asked for.
     pub(crate) fn disk(&self) -> Result<&Disk, ZeroError> {
         if let Some(disk) = self.disk.get() {
             return Ok(disk);
         }
-        let disk = Disk::open(&self.config.offload, self.comm.rank(), Arc::clone(&self.traffic))?;
+        let disk = Disk::open(self.offload(), self.comm.rank(), Arc::clone(&self.traffic))?;
         Ok(self.disk.get_or_init(|| disk))
     }
 }

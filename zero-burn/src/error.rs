@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use zero_comm::CommError;
-use zero_core::{ConfigError, LayoutError, Rank};
+use zero_core::{ConfigError, LayoutError, PlacementError, Rank};
 use zero_offload::{HyperParameterError, StoreError, UpdateError, WorkersError};
 
 /// Why the engine could not do what it was asked.
@@ -90,14 +90,9 @@ pub enum ZeroError {
     )]
     ParametersNotOffloadable,
 
-    /// Tiers were to be chosen by the engine.
-    #[error(
-        "`offload.{kind}.tier` is \"auto\", which this engine does not resolve yet; `Offload::resolve` of zero-core does"
-    )]
-    UnresolvedTier {
-        /// The table of the configuration.
-        kind: &'static str,
-    },
+    /// There is no place for the state.
+    #[error(transparent)]
+    Placement(Arc<PlacementError>),
 
     /// Gradients overflowed though the loss is scaled as little as the configuration allows.
     #[error(

@@ -64,7 +64,7 @@ impl Rule for Fused {
         Host(engine): Host<'_>,
         parameter: ParameterIndex,
     ) -> Result<Option<FusedState>, ZeroError> {
-        let is_disk = engine.config.offload.optimizer.tier == Tier::Nvme;
+        let is_disk = engine.offload().optimizer.tier == Tier::Nvme;
         let wanted = is_disk && engine.parameter(parameter).trainable();
         wanted.then(|| FusedState::new(&self.0, engine, parameter)).transpose()
     }

@@ -24,7 +24,7 @@ impl FusedState {
         engine: &Engine,
         parameter: ParameterIndex,
     ) -> Result<Self, ZeroError> {
-        let (dtype, placement) = (engine.config.precision.optimizer_state, &engine.config.offload.optimizer);
+        let (dtype, placement) = (engine.config.precision.optimizer_state, &engine.offload().optimizer);
         let numel = engine.held(parameter).shard.shape().num_elements();
         let specs = optimizer.states();
         let on_disk = match placement.tier {

@@ -71,7 +71,7 @@ impl FusedUpdate {
     }
 
     fn is_disk(&self) -> bool {
-        self.engine.config.offload.optimizer.tier == Tier::Nvme
+        self.engine.offload().optimizer.tier == Tier::Nvme
     }
 
     fn begin(

@@ -42,7 +42,7 @@
 //! - `optimizer`, `group`, `rule`: [`ZeroOptimizer`], parameter groups, and what an optimizer of shards has to do; `stored`,
 //!   `elementwise`: Burn's optimizers, their state at rest, and which of them qualify; `fused`, `fused_state`,
 //!   `fused_update`, `exclusive`: [`Fused`], and memory of a shard to write to; `disk`, `spill`: optimizer state and
-//!   gradients on a disk.
+//!   gradients on a disk; `machine`: what there is room for, and how fast.
 //! - `host`, `floats`, `shared`: tensors as host memory, numbers of 16 and 32 bits in it, gathered ones that are still alive.
 //! - `report`, `statistics`: [`MemoryReport`], [`Statistics`] and [`TraceEvent`].
 //!
@@ -73,6 +73,7 @@ mod group;
 mod held;
 mod host;
 mod ladder;
+mod machine;
 mod materialize;
 mod optimizer;
 mod owned;
@@ -114,8 +115,8 @@ pub use zero_core::{
     AtMinScale, BatchError, BatchPlan, Bytes, ConfigError, DType, DeepSpeedAdam, DeepSpeedEntry,
     DeepSpeedError, DeepSpeedGiven, DeepSpeedImport, DeepSpeedOptimizer, DeepSpeedReport, DeepSpeedScheduler,
     DeepSpeedSource, DeepSpeedVerdict, DeepSpeedWarmup, DynamicLossScale, Layout, LossScaling, MemoryPlan,
-    MemorySetup, Offload, OptimizerCost, Partition, Placement, Precision, Rank, ReduceGradients, Stage,
-    StateBytes, Tier, WorldSize, ZeroConfig, nearest,
+    MemorySetup, Offload, OptimizerCost, Partition, Placement, PlacementError, PlacementPlan, Precision,
+    Rank, ReduceGradients, Stage, StateBytes, Tier, WorldSize, ZeroConfig, nearest,
 };
 
 pub use zero_offload::{

@@ -235,7 +235,7 @@ impl<O: ShardOptimizer> ZeroOptimizer<O> {
         let mut not_finite = None;
         if applied {
             let begin = Instant::now();
-            let offload = &engine.config.offload;
+            let offload = engine.offload();
             let is_beside = offload.delayed_update && self.step >= offload.exact_steps;
             let factor = clip_factor / divisor;
             let prepared = self.prepare(gradients, &contributions.counts, &rates, factor, is_beside);

@@ -104,7 +104,7 @@ impl<O: Optimizer> Rule for O {
     type Prepared = Finished<Self>;
 
     fn check(&self, Host(engine): Host<'_>) -> Result<(), ZeroError> {
-        let offload = &engine.config.offload;
+        let offload = engine.offload();
         if offload.optimizer.tier == Tier::Nvme || offload.delayed_update {
             return Err(ZeroError::NotOffloadable { optimizer: std::any::type_name::<O>() });
         }

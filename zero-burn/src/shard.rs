@@ -54,7 +54,9 @@ impl<M> Dealt<M> {
         let layout = lay_out(base, specs)?;
         let ids = positions.into_iter().map(|(id, position)| (id, ParameterIndex::new(position))).collect();
         lock(&base.held).extend(held);
-        let engine = Engine::new(Arc::clone(base), layout, ids, previous)
+        let engine = base
+            .place(&layout)
+            .and_then(|()| Engine::new(Arc::clone(base), layout, ids, previous))
             .inspect_err(|error| base.comm.abort(&error.to_string()))?;
         let engine = Arc::new(engine);
         engine.publish(&new).during(|| String::from("publishing initial parameters"))?;

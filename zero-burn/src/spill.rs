@@ -35,7 +35,7 @@ impl Spill {
         labels: &[String],
         sums: &[usize],
     ) -> Result<Option<Self>, ZeroError> {
-        let offload = &base.config.offload;
+        let offload = base.offload();
         let placement = &offload.gradients;
         if placement.tier != Tier::Nvme {
             return Ok(None);

@@ -6,7 +6,7 @@ use std::time::Duration;
 use burn::module::Module;
 use burn::tensor::{Device, Tensor};
 use zero_comm::{Communicator, CommunicatorExt, ReduceOp};
-use zero_core::{Layout, Offload, Tier, ZeroConfig};
+use zero_core::{Layout, PlacementPlan, Tier, ZeroConfig};
 
 use crate::ZeroError;
 use crate::base::Base;
@@ -46,20 +46,12 @@ impl Zero {
     /// # Errors
     ///
     /// [`ZeroError::Config`] for a configuration that cannot work, [`ZeroError::UnsupportedDevice`],
-    /// [`ZeroError::ParametersNotOffloadable`], [`ZeroError::UnresolvedTier`],
+    /// [`ZeroError::ParametersNotOffloadable`],
     /// [`ZeroError::NoThread`], [`ZeroError::Communication`].
     pub fn new(config: ZeroConfig, comm: &Arc<dyn Communicator>, device: Device) -> Result<Self, ZeroError> {
         config.validate()?;
         if config.offload.parameters.tier == Tier::Nvme {
             return Err(ZeroError::ParametersNotOffloadable);
-        }
-        let Offload { optimizer, gradients, parameters, .. } = &config.offload;
-        for (kind, placement) in
-            [("optimizer", optimizer), ("gradients", gradients), ("parameters", parameters)]
-        {
-            if placement.tier == Tier::Auto {
-                return Err(ZeroError::UnresolvedTier { kind });
-            }
         }
         // Burn has no way to say which devices gathers work on: on others, they panic.
         let probe = Tensor::<1>::empty([0], &device.clone().inner());
@@ -115,7 +107,8 @@ impl Zero {
     /// # Errors
     ///
     /// [`ZeroError::AlreadySharded`], [`ZeroError::RanksDiffer`], [`ZeroError::UnsupportedParameter`],
-    /// [`ZeroError::Layout`], [`ZeroError::GeneratorBusy`], [`ZeroError::Communication`]. All but the first fail the
+    /// [`ZeroError::Layout`], [`ZeroError::GeneratorBusy`], [`ZeroError::Offload`] and [`ZeroError::Placement`] for a disk,
+    /// [`ZeroError::Communication`]. All but the first fail the
     /// engine's communicator, and with it the world: the other ranks wait for this one.
     pub fn shard<M: Module>(&self, build: impl FnOnce(&Device) -> M) -> Result<M, ZeroError> {
         let _guard = lock(&self.sharding);
@@ -370,6 +363,16 @@ impl Zero {
     /// That failure, [`ZeroError::NotSharded`].
     pub fn check(&self) -> Result<(), ZeroError> {
         self.engine()?.check()
+    }
+
+    /// Where state is kept and how long an update should take, if the configuration leaves a tier to the engine
+    /// (`tier = "auto"`): it measures memory and disk when the model is sharded. The same on all ranks. Local.
+    ///
+    /// # Errors
+    ///
+    /// [`ZeroError::NotSharded`].
+    pub fn placement(&self) -> Result<Option<PlacementPlan>, ZeroError> {
+        Ok(self.engine()?.placement().cloned())
     }
 
     /// How the model is laid out over the ranks, as of now: [`freeze`](Self::freeze) and its like make another one.

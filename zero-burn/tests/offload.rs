@@ -250,3 +250,30 @@ fn gradients_that_the_disk_loses_are_told_and_dropped_on_all_ranks() {
         Ok(())
     });
 }
+
+#[test]
+fn tiers_that_are_left_to_the_engine_are_chosen_alike_on_all_ranks() {
+    let directory = tempfile::tempdir().unwrap();
+    let plans = with_engines(
+        &{
+            let mut config = config(Stage::Three);
+            let path = Some(directory.path().to_path_buf());
+            config.offload.optimizer = Placement { tier: Tier::Auto, path, fraction: 1.0 };
+            config
+        },
+        3,
+        |_, zero| {
+            let mut model = zero.shard(Odd::new)?;
+            let mut optimizer = zero.optimizer(Fused::new(Adam::ADAMW)?)?;
+            zero.backward(model.loss(rows(0, 0..4, zero.device()), 0))?;
+            assert!(optimizer.step(LR, &mut model)?.applied);
+            zero.placement()
+        },
+    );
+    let plan = plans[0].as_ref().expect("a tier was left to the engine");
+    // All of it fits into memory, and nothing is faster.
+    assert_eq!(plan.offload.optimizer.tier, Tier::Device);
+    assert!(plan.seconds > 0.0 && plan.to_string().contains("optimizer"), "{plan}");
+    assert!(plans.iter().all(|other| other.as_ref() == Some(plan)));
+    assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
+}

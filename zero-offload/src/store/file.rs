@@ -56,6 +56,11 @@ impl DataFile {
         self.direct
     }
 
+    /// What the file system has left for this user; nothing if that is not known.
+    pub(crate) fn unused(&self) -> u64 {
+        free_bytes(&self.file).unwrap_or(0)
+    }
+
     /// How much is reserved.
     pub(crate) fn used(&self) -> u64 {
         self.space().used()

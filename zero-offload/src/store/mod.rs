@@ -138,6 +138,11 @@ impl NvmeStore {
         self.inner.file.directory()
     }
 
+    /// How much of the disk is left; a tensor takes twice its size. Nothing if the system does not say.
+    pub fn free(&self) -> Bytes {
+        Bytes::new(self.inner.file.unused())
+    }
+
     /// How much of the disk is reserved: twice the size of all slots, in whole pages.
     pub fn reserved(&self) -> Bytes {
         Bytes::new(self.inner.file.used())

@@ -1,0 +1,140 @@
+//! What this rank's machine has room for, and how fast.
+
+use std::fs;
+use std::hint::black_box;
+use std::num::NonZeroU32;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Instant;
+
+use zero_comm::{CommunicatorExt, ReduceOp};
+use zero_core::{
+    Bytes, Footprints, Layout, Machine, Medium, MemorySetup, OptimizerCost, PlacementPlan, Tier,
+};
+use zero_offload::{NvmeStore, StoreError, StoreOptions};
+
+use crate::ZeroError;
+use crate::base::Base;
+use crate::error::During;
+
+/// How much is moved to measure a bandwidth: more than caches hold.
+const SAMPLE: usize = 64 << 20;
+
+/// Of several tries the quickest counts: others were disturbed.
+const TRIES: usize = 3;
+
+/// Chooses the tiers that the configuration leaves to the engine, if it leaves any. Collective, and the same on all ranks:
+/// by the largest state and the scarcest machine of any.
+pub(crate) fn place(base: &Base, layout: &Layout) -> Result<Option<PlacementPlan>, ZeroError> {
+    let offload = &base.config.offload;
+    let kinds = [&offload.optimizer, &offload.gradients, &offload.parameters];
+    if kinds.iter().all(|kind| kind.tier != Tier::Auto) {
+        return Ok(None);
+    }
+    let setup = MemorySetup::new(&base.config, OptimizerCost::ADAMW);
+    let own = setup.footprints(layout, base.comm.rank(), NonZeroU32::MIN);
+    let mut state = [own.optimizer, own.gradients, own.parameters].map(|kind| kind.bytes.get() as f64);
+    let path = kinds.iter().find_map(|kind| kind.path.as_deref());
+    let measured = Measured::new(base, path);
+    let ready = measured.as_ref().map_or_else(|_| [0.0; 7], Measured::to_array);
+    let mut machine = ready;
+    let agreed = base.comm.barrier("before bandwidths are compared").and_then(|()| {
+        base.comm.all_reduce(&mut state, ReduceOp::Max, "the largest state of a rank")?;
+        base.comm.all_reduce(&mut machine, ReduceOp::Min, "the scarcest machine of a rank")
+    });
+    agreed.during(|| String::from("choosing tiers"))?;
+    measured.map_err(|error| ZeroError::from(error).during("measuring the disk"))?;
+    let bytes =
+        |of: zero_core::Footprint, bytes: f64| zero_core::Footprint { bytes: Bytes::new(bytes as u64), ..of };
+    let state = Footprints {
+        optimizer: bytes(own.optimizer, state[0]),
+        gradients: bytes(own.gradients, state[1]),
+        parameters: bytes(own.parameters, state[2]),
+    };
+    let plan = offload.resolve(&state, &Measured::machine(machine));
+    let plan = plan.map_err(|error| ZeroError::Placement(Arc::new(error)))?;
+    tracing::info!(%plan, "tiers chosen");
+    Ok(Some(plan))
+}
+
+/// Capacities in bytes and bandwidths in bytes per second.
+#[derive(Debug)]
+struct Measured {
+    memory: Medium,
+    disk: Option<Medium>,
+}
+
+impl Measured {
+    /// Measures at the same time as the other ranks of the host.
+    fn new(base: &Base, directory: Option<&Path>) -> Result<Self, StoreError> {
+        let neighbours = base.comm.ranks_of_host().len() as u64;
+        // Half of it is for activations and whatever else there is.
+        let capacity = Bytes::new(available_memory().get() / 2 / neighbours);
+        let rate = quickest(|| {
+            let (from, mut to) = (vec![1_u8; SAMPLE], vec![0_u8; SAMPLE]);
+            let begin = Instant::now();
+            to.copy_from_slice(black_box(&from));
+            black_box(&to);
+            Ok(begin.elapsed().as_secs_f64())
+        })?;
+        let disk = directory.map(|directory| {
+            let offload = &base.config.offload;
+            let store = NvmeStore::open(StoreOptions {
+                rank: base.comm.rank(),
+                block: offload.block_bytes,
+                depth: offload.depth,
+                ..StoreOptions::new(directory)
+            })?;
+            let capacity = Bytes::new(store.free().get() / neighbours);
+            let mut slot = store.reserve("a sample to measure the disk by", SAMPLE as u64)?;
+            let mut sample = vec![1_u8; SAMPLE];
+            let write = quickest(|| {
+                let begin = Instant::now();
+                slot.write(0, &sample)?;
+                Ok(begin.elapsed().as_secs_f64())
+            })?;
+            let read = quickest(|| {
+                let begin = Instant::now();
+                slot.read(0, &mut sample)?;
+                Ok(begin.elapsed().as_secs_f64())
+            })?;
+            Ok(Medium { capacity, read, write })
+        });
+        Ok(Self { memory: Medium { capacity, read: rate, write: rate }, disk: disk.transpose()? })
+    }
+
+    fn to_array(&self) -> [f64; 7] {
+        let numbers = |medium: &Medium| [medium.capacity.get() as f64, medium.read, medium.write];
+        let [capacity, read, write] = numbers(&self.memory);
+        let disk = self.disk.as_ref().map_or([0.0; 3], numbers);
+        [capacity, read, write, f64::from(u8::from(self.disk.is_some())), disk[0], disk[1], disk[2]]
+    }
+
+    fn machine(numbers: [f64; 7]) -> Machine {
+        let medium = |numbers: &[f64]| Medium {
+            capacity: Bytes::new(numbers[0] as u64),
+            read: numbers[1],
+            write: numbers[2],
+        };
+        // Flex computes in the host's memory.
+        let disk = (numbers[3] > 0.0).then(|| medium(&numbers[4..]));
+        Machine { device: medium(&numbers[..3]), host: None, disk }
+    }
+}
+
+/// Bytes per second of the quickest try.
+fn quickest(mut once: impl FnMut() -> Result<f64, StoreError>) -> Result<f64, StoreError> {
+    let mut least = f64::INFINITY;
+    for _ in 0..TRIES {
+        least = least.min(once()?);
+    }
+    Ok(SAMPLE as f64 / least.max(1e-9))
+}
+
+/// What the system can give without swapping.
+fn available_memory() -> Bytes {
+    let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
+    let kib = line.and_then(|line| line.trim().strip_suffix("kB")).and_then(|kib| kib.trim().parse().ok());
+    Bytes::new(kib.unwrap_or(0_u64).saturating_mul(1024))
+}
