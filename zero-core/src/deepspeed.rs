@@ -145,8 +145,6 @@ fn described(key: &Key) -> String {
                 When::StageThree => " at stage 3".into(),
                 When::OptimizerOffloaded => " if the optimizer's state is offloaded".into(),
                 When::OptimizerOnDisk => " if the optimizer's state is on a disk".into(),
-                When::ParametersOnDisk => " if parameters are on a disk".into(),
-                When::OnDisk => " if anything is on a disk".into(),
                 When::Fp16 => " if fp16 is enabled".into(),
                 When::DynamicScale => " if fp16 is enabled and its loss_scale is 0".into(),
                 When::Optimizer(kinds) => of(kinds, OptimizerKind::NAMES),

@@ -21,10 +21,11 @@
 //!
 //! # Offload
 //!
-//! What [`Offload`] keeps on a disk leaves memory: of each trainable parameter the last elements, as many as
+//! What [`Offload`] keeps elsewhere leaves the device: of each trainable parameter the last elements, as many as
 //! [`Placement::elements`] says; masters if layers compute in 16 bits, gradients if they are reduced in every backward.
-//! If that is anything, buffers of a fixed size take memory, and the disk has two places for each block, so that a step
-//! that fails leaves the old one. What is kept on the host is memory of the rank's all the same.
+//! What is on a disk, where no masters are, leaves memory; if that is anything, buffers of a fixed size take some, and the
+//! disk has two places for each block, so that a step that fails leaves the old one. What is kept on the host is memory
+//! of the rank's all the same.
 //!
 //! Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models",
 //! section 3.1 for what a training state is made of; the figures differ because gradients there are f16 at

@@ -91,15 +91,16 @@ impl Placement {
             }
             _ => {}
         }
+        self.validate_fraction(fraction_key, "a tier of \"host\" or \"nvme\"")
+    }
+
+    fn validate_fraction(&self, key: &'static str, needs: &'static str) -> Result<(), ConfigError> {
         if !(0.0..=1.0).contains(&self.fraction) {
             let (found, allowed) = (self.fraction.to_string(), "from 0 to 1");
-            return Err(ConfigError::OutOfRange { key: fraction_key, found, allowed });
+            return Err(ConfigError::OutOfRange { key, found, allowed });
         }
         match self.tier {
-            Tier::Device | Tier::Auto if self.fraction != 1.0 => {
-                let needs = "a tier of \"host\" or \"nvme\"";
-                Err(ConfigError::KeyNeeds { key: fraction_key, needs })
-            }
+            Tier::Device | Tier::Auto if self.fraction != 1.0 => Err(ConfigError::KeyNeeds { key, needs }),
             _ => Ok(()),
         }
     }
@@ -112,7 +113,8 @@ pub struct Offload {
     pub optimizer: Placement,
     /// The reduced gradients that this rank updates by, from backward to step.
     pub gradients: Placement,
-    /// The f32 master weights of trainable parameters, where layers compute in 16 bits.
+    /// The f32 master weights of trainable parameters, where layers compute in 16 bits. Other ranks read them directly,
+    /// so that they are on no disk, and [`Tier::Auto`] chooses none.
     pub parameters: Placement,
     /// Memory for what is on its way between disk and update, the most that is ever taken.
     pub buffer_bytes: Bytes,
@@ -163,16 +165,13 @@ impl Offload {
         }
         self.optimizer.validate("offload.optimizer.path", "offload.optimizer.fraction")?;
         self.gradients.validate("offload.gradients.path", "offload.gradients.fraction")?;
-        self.parameters.validate("offload.parameters.path", "offload.parameters.fraction")?;
-        if let (Some(optimizer), Some(parameters)) = (&self.optimizer.path, &self.parameters.path) {
-            if optimizer != parameters {
-                let (optimizer, parameters) = (optimizer.clone(), parameters.clone());
-                return Err(ConfigError::OffloadPaths { optimizer, parameters });
-            }
-        }
-        match self.parameters.tier {
-            tier @ (Tier::Host | Tier::Nvme) if config.precision.compute == DType::F32 => {
-                return Err(ConfigError::OffloadedShards { tier });
+        self.parameters.validate_fraction("offload.parameters.fraction", "the tier \"host\"")?;
+        let on_disk = |key| Err(ConfigError::MastersOnDisk { key });
+        match (self.parameters.tier, &self.parameters.path) {
+            (Tier::Nvme, _) => return on_disk("offload.parameters.tier"),
+            (_, Some(_)) => return on_disk("offload.parameters.path"),
+            (Tier::Host, None) if config.precision.compute == DType::F32 => {
+                return Err(ConfigError::OffloadedShards);
             }
             _ => {}
         }

@@ -4,8 +4,8 @@
 //! tier costs `passes * (1 / read + 1 / write)` seconds; on its way it goes through the tiers above, and the slowest
 //! of them counts. What lies on different tiers is updated one after the other. What does not fit on the device leaves
 //! it where that costs the least: state that moves seldom first, to the host before a disk, and no more than it has to.
-//! The plan is a minimum over all that an [`Offload`] can say, found by trying for each kind of state whether it may go
-//! to the disk.
+//! The plan is a minimum over all that an [`Offload`] can say, found by trying for optimizer state and gradients whether
+//! they may go to the disk; master weights, which other ranks read, may not.
 //!
 //! Source: Rajbhandari et al., "ZeRO-Infinity: Breaking the GPU Memory Wall for Extreme Scale Deep Learning", SC 2021,
 //! section 4 for bandwidths that each kind of state needs.
@@ -156,9 +156,9 @@ pub enum PlacementError {
 impl Offload {
     /// Chooses a tier and a fraction where the tier is [`Tier::Auto`]; others stay as they are, and take room.
     ///
-    /// Equal arguments give equal plans. The disk is used only for what is `"auto"` with a path, and only if memory does
-    /// not suffice. What comes out is to be [validated](crate::ZeroConfig::validate) if `state` does not come from
-    /// [`MemorySetup::footprints`].
+    /// Equal arguments give equal plans. The disk is used only for optimizer state and gradients that are `"auto"` with a
+    /// path, and only if memory does not suffice. What comes out is to be [validated](crate::ZeroConfig::validate) if
+    /// `state` does not come from [`MemorySetup::footprints`].
     ///
     /// ```
     /// use zero_core::{Bytes, Footprint, Footprints, Machine, Medium, Offload, Placement, Tier};
@@ -186,8 +186,8 @@ impl Offload {
         let choice = Choice::new(self, state, machine)?;
         // Nothing is faster on a disk than in memory.
         let best = choice.split([false; 3]).or_else(|| {
-            let masks = (1..8_u8).map(|mask| [0, 1, 2].map(|kind| mask & 1 << kind != 0));
-            let splits = masks.filter_map(|on_disk| choice.split(on_disk));
+            let masks = [[true, false, false], [false, false, true], [true, false, true]];
+            let splits = masks.into_iter().filter_map(|on_disk| choice.split(on_disk));
             splits.min_by(|one, other| choice.seconds(one).total_cmp(&choice.seconds(other)))
         });
         let Some(split) = best else {

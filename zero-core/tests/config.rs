@@ -85,7 +85,7 @@ fn toml_and_json_say_the_same() {
         offload: Offload {
             optimizer: Placement { tier: Tier::Nvme, path: Some("/nvme".into()), fraction: 0.5 },
             gradients: Placement { tier: Tier::Host, path: None, fraction: 0.25 },
-            parameters: Placement { tier: Tier::Auto, path: Some("/nvme".into()), fraction: 1.0 },
+            parameters: Placement { tier: Tier::Auto, path: None, fraction: 1.0 },
             buffer_bytes: Bytes::new(65536),
             block_bytes: Bytes::new(4096),
             depth: 5,
@@ -131,7 +131,6 @@ fn toml_and_json_say_the_same() {
         exact_steps = 9
         gradients = { tier = "host", fraction = 0.25 }
         parameters.tier = "auto"
-        parameters.path = "/nvme"
 
         [offload.optimizer]
         tier = "nvme"
@@ -145,10 +144,10 @@ fn toml_and_json_say_the_same() {
         "precision": {"compute": "f16", "reduce": "f32", "accumulate": "bf16", "optimizer_state": "bf16"},
         "loss_scale": {"initial_scale": 256, "factor": 4.0, "window": 10, "hysteresis": 1,
             "consecutive_hysteresis": true, "min_scale": 0.5, "at_min": "skip", "mode": "dynamic"},
-        "offload.gradients": {"tier": "host", "fraction": 0.25},
+        "offload.gradients": {"tier": "host"},
         "offload": {"buffer_bytes": 65536, "block_bytes": 4096, "depth": 5, "delayed_update": true, "exact_steps": 9,
-            "optimizer": {"tier": "nvme", "path": "/nvme", "fraction": 0.5}, "parameters.tier": "auto"},
-        "offload.parameters.path": "/nvme"
+            "optimizer": {"tier": "nvme", "path": "/nvme", "fraction": 0.5}, "gradients.fraction": 0.25},
+        "offload.parameters.tier": "auto"
     }"#;
     assert_eq!(ZeroConfig::from_toml(toml).unwrap(), expected);
     assert_eq!(ZeroConfig::from_json(json).unwrap(), expected);
@@ -550,11 +549,15 @@ fn offloads() -> impl Strategy<Value = Offload> {
             }),
         ]
     };
+    let masters = prop_oneof![
+        Just(Placement::default()),
+        (0.0..=1.0).prop_map(|fraction| Placement { tier: Tier::Host, path: None, fraction }),
+        Just(Placement { tier: Tier::Auto, ..Placement::default() }),
+    ];
     // Any path that a file can say.
-    let paths = (".+", ".+")
-        .prop_flat_map(move |(path, other)| (placement(path.clone()), placement(other), placement(path)));
+    let placements = (".+".prop_flat_map(placement), ".+".prop_flat_map(placement), masters);
     let block = (12..=30_u32).prop_flat_map(|power| (Just(1 << power), 3 << power..=i64::MAX as u64));
-    (paths, block, 1..=4096_usize, any::<bool>(), 0..=i64::MAX as u64).prop_map(
+    (placements, block, 1..=4096_usize, any::<bool>(), 0..=i64::MAX as u64).prop_map(
         |((optimizer, gradients, parameters), (block, buffers), depth, delayed_update, exact_steps)| {
             Offload {
                 optimizer,

@@ -64,13 +64,18 @@ fn state_gradients_and_masters_go_where_the_optimizer_is_offloaded_to() {
     let found = import(3, json!({"offload_optimizer": {"device": "nvme", "nvme_path": "/local_nvme"}}));
     let expected = Offload {
         optimizer: on_disk.clone(),
-        gradients: on_disk.clone(),
-        parameters: on_disk,
+        gradients: on_disk,
+        parameters: placed(Tier::Host, None, 1.0),
         block_bytes: Bytes::new(1 << 20),
         depth: 8,
         ..Offload::default()
     };
     assert_eq!(found.config.offload, expected);
+    assert_eq!(
+        verdict(&found, DEVICE),
+        "approximated: optimizer state and gradients are on the disk; f32 master weights stay in the host's memory, where \
+         ranks read them from each other"
+    );
     let depth = found.report.find("aio.queue_depth").unwrap();
     assert_eq!((depth.value.as_str(), depth.source), ("8", DeepSpeedSource::Default));
 }
@@ -92,29 +97,46 @@ fn masters_in_f32_stay_and_the_report_says_so() {
 
 #[test]
 fn offloaded_parameters_are_masters() {
-    let found = import(3, json!({"offload_param": {"device": "nvme", "nvme_path": "/p", "max_in_cpu": 0}}));
-    let expected =
-        Offload { parameters: placed(Tier::Nvme, Some("/p"), 1.0), depth: 8, ..Offload::default() };
+    let expected = Offload { parameters: placed(Tier::Host, None, 1.0), ..Offload::default() };
+    let found = import(3, json!({"offload_param": {"device": "cpu", "max_in_cpu": 0}}));
     assert_eq!(found.config.offload, expected);
     assert!(
         verdict(&found, PARAM_DEVICE)
             .starts_with("approximated: f32 master weights are kept there; shards in 16")
     );
 
-    let found = import(3, json!({"offload_param": {"device": "cpu"}}));
-    assert_eq!(found.config.offload.parameters, placed(Tier::Host, None, 1.0));
-    assert_eq!(found.config.offload.optimizer, Placement::default());
-
-    for device in ["cpu", "nvme"] {
-        let zero = json!({"offload_param": {"device": device, "nvme_path": "/p"}});
-        let (key, why) = refusal(import_with(3, zero, json!({"bf16": {"enabled": false}})));
-        assert_eq!(key, PARAM_DEVICE);
-        assert!(why.contains("are the masters themselves; enable bf16 or fp16, or write \"none\""), "{why}");
+    for path in [json!(null), json!("/p")] {
+        let found = import(3, json!({"offload_param": {"device": "nvme", "nvme_path": path}}));
+        assert_eq!(found.config.offload, expected);
+        assert_eq!(
+            verdict(&found, PARAM_DEVICE),
+            "approximated: parameters stay in the host's memory, masters in f32 and shards in 16 bits, where ranks read \
+             them from each other"
+        );
+        let path = "zero_optimization.offload_param.nvme_path";
+        assert_eq!(verdict(&found, path), "without effect: parameters stay in memory");
+        assert!(found.report.find("aio.queue_depth").is_none(), "nothing is on a disk");
     }
 }
 
 #[test]
-fn masters_are_as_far_away_as_the_farther_of_both() {
+fn parameters_in_f32_stay_and_the_report_says_so() {
+    for (key, zero) in [
+        (PARAM_DEVICE, json!({"offload_param": {"device": "cpu"}})),
+        (PARAM_DEVICE, json!({"offload_param": {"device": "nvme"}})),
+        ("zero_optimization.cpu_offload_param", json!({"cpu_offload_param": true})),
+    ] {
+        let found = import_with(3, zero, json!({"bf16": {"enabled": false}})).unwrap();
+        assert_eq!(found.config.offload, Offload::default());
+        assert_eq!(
+            verdict(&found, key),
+            "approximated: shards stay in the memory of the device, where ranks read them from each other"
+        );
+    }
+}
+
+#[test]
+fn masters_are_on_the_host_if_the_optimizer_or_the_parameters_are_offloaded() {
     let parameters = |optimizer: &str, param: &str| {
         let found = import(
             3,
@@ -123,30 +145,19 @@ fn masters_are_as_far_away_as_the_farther_of_both() {
                 "offload_param": {"device": param, "nvme_path": "/p"}
             }),
         );
-        (found.config.offload.parameters.clone(), found)
+        (found.config.offload.parameters.clone(), verdict(&found, PARAM_DEVICE))
     };
     for (optimizer, param, expected, verdict_begins) in [
         ("cpu", "cpu", placed(Tier::Host, None, 0.5), "approximated: f32 master weights lie with"),
-        (
-            "cpu",
-            "nvme",
-            placed(Tier::Nvme, Some("/p"), 1.0),
-            "approximated: f32 master weights are kept there",
-        ),
-        ("nvme", "cpu", placed(Tier::Nvme, Some("/o"), 0.5), "approximated: f32 master weights lie with"),
-        ("nvme", "nvme", placed(Tier::Nvme, Some("/o"), 0.5), "approximated: f32 master weights lie with"),
-        ("nvme", "none", placed(Tier::Nvme, Some("/o"), 0.5), "honoured: `offload.parameters`"),
+        ("cpu", "nvme", placed(Tier::Host, None, 1.0), "approximated: parameters stay in the host's memory"),
+        ("nvme", "cpu", placed(Tier::Host, None, 0.5), "approximated: f32 master weights are kept there"),
+        ("nvme", "nvme", placed(Tier::Host, None, 0.5), "approximated: parameters stay in the host's memory"),
+        ("nvme", "none", placed(Tier::Host, None, 0.5), "honoured: `offload.parameters`"),
     ] {
-        let (found, import) = parameters(optimizer, param);
+        let (found, verdict) = parameters(optimizer, param);
         assert_eq!(found, expected, "{optimizer} {param}");
-        let verdict = verdict(&import, PARAM_DEVICE);
         assert!(verdict.starts_with(verdict_begins), "{verdict}");
     }
-    let (_, both) = parameters("nvme", "nvme");
-    assert_eq!(
-        verdict(&both, "zero_optimization.offload_param.nvme_path"),
-        "without effect: master weights lie with the optimizer's state"
-    );
 }
 
 #[test]
@@ -161,8 +172,6 @@ fn what_deepspeed_refuses_is_refused() {
         assert_eq!(key, "zero_optimization.offload_optimizer.nvme_path");
         assert!(why.contains("directory"), "{why}");
     }
-    let (key, _) = refusal(import_with(3, json!({"offload_param": {"device": "nvme"}}), json!({})));
-    assert_eq!(key, "zero_optimization.offload_param.nvme_path");
     let (key, why) = refusal(import_with(3, json!({"offload_optimizer": {"device": "tpu"}}), json!({})));
     assert_eq!((key.as_str(), why.as_str()), (DEVICE, "must be one of \"none\", \"cpu\", \"nvme\""));
     let ratio = json!({"offload_optimizer": {"device": "cpu", "ratio": 1.5}});
@@ -246,5 +255,5 @@ fn transfers_are_as_the_file_says() {
     // Without a disk there is nothing to transfer.
     let found = import_with(3, json!({}), json!({"aio": {"block_size": 5, "queue_depth": 9999}})).unwrap();
     assert_eq!(found.config.offload, Offload::default());
-    assert_eq!(verdict(&found, "aio.block_size"), "without effect: nothing is on a disk");
+    assert_eq!(verdict(&found, "aio.block_size"), "without effect: the optimizer's state is not on a disk");
 }

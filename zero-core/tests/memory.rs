@@ -181,37 +181,39 @@ fn what_is_on_a_disk_leaves_memory_and_takes_twice_its_size_there() {
     let offload = Offload {
         optimizer: placed(Tier::Nvme, 0.5),
         gradients: placed(Tier::Nvme, 1.0),
-        parameters: placed(Tier::Nvme, 0.25),
+        parameters: placed(Tier::Host, 0.25),
         buffer_bytes: Bytes::new(99),
         ..Offload::default()
     };
     let setup = |stage, offload: &Offload| MemorySetup { offload: offload.clone(), ..in_bf16(stage) };
     let plan = |stage, rank| setup(stage, &offload).plan(&layout, Rank::new(rank));
 
-    // Of rank 0's 5 and 2 elements, 3 and 1 states, all gradients, 2 and 1 masters.
-    let expected_disk = bytes(2 * 3 * 4, 2 * 7 * 4, 2 * 4 * 8);
+    // Of rank 0's 5 and 2 elements, 3 and 1 states and all gradients; 2 and 1 masters are on the host.
+    let expected_disk = bytes(0, 2 * 7 * 4, 2 * 4 * 8);
     let in_memory = in_bf16(Stage::Three).plan(&layout, Rank::ROOT);
     let expected = MemoryPlan {
-        state: bytes(9 * 6 + 3 * 2 + 2 * 4 - 3 * 4, 0, 3 * 8),
+        state: bytes(9 * 6 + 3 * 2 + 2 * 4, 0, 3 * 8),
+        host: bytes(3 * 4, 0, 0),
         buffers: Bytes::new(99),
         disk: expected_disk,
         ..in_memory
     };
     assert_eq!(plan(Stage::Three, 0), expected);
-    // Of rank 1's 5 and 1: 3 and 1 states, 2 and 1 masters.
-    assert_eq!(plan(Stage::Three, 1).disk, bytes(2 * 3 * 4, 2 * 6 * 4, 2 * 4 * 8));
+    // Of rank 1's 5 and 1: 3 and 1 states.
+    assert_eq!(plan(Stage::Three, 1).disk, bytes(0, 2 * 6 * 4, 2 * 4 * 8));
     assert_eq!(plan(Stage::Two, 0).disk, expected_disk);
     // Whole gradients, of 13 elements, stay until the step at stage 1.
     let first = plan(Stage::One, 0);
-    assert_eq!((first.state.gradients, first.disk), (Bytes::new(13 * 4), bytes(2 * 3 * 4, 0, 2 * 4 * 8)));
+    assert_eq!((first.state.gradients, first.disk), (Bytes::new(13 * 4), bytes(0, 0, 2 * 4 * 8)));
     // At stage 0 each rank has all: of 10 and 3, 5 and 2 states, 3 and 1 masters.
     let none = plan(Stage::Zero, 1);
-    assert_eq!(none.disk, bytes(2 * 4 * 4, 0, 2 * 7 * 8));
-    assert_eq!(none.state, bytes(20 * 4 + 20 * 2 - 4 * 4, 13 * 4, 6 * 8));
+    assert_eq!((none.host, none.disk), (bytes(4 * 4, 0, 0), bytes(0, 0, 2 * 7 * 8)));
+    assert_eq!(none.state, bytes(20 * 4 + 20 * 2, 13 * 4, 6 * 8));
 
     // In f32 the masters are what ranks read; frozen parameters have nothing to offload.
     let f32s = MemorySetup { precision: Precision::default(), ..setup(Stage::Three, &offload) };
-    assert_eq!(f32s.plan(&layout, Rank::ROOT).disk, bytes(0, 2 * 7 * 4, 2 * 4 * 8));
+    let f32s = f32s.plan(&layout, Rank::ROOT);
+    assert_eq!((f32s.host, f32s.disk), (StateBytes::default(), expected_disk));
     let frozen = Layout::new(vec![spec("w", 8, false)], WorldSize::ONE, LayoutOptions::default()).unwrap();
     let plan = setup(Stage::Three, &offload).plan(&frozen, Rank::ROOT);
     assert_eq!((plan.disk, plan.buffers), (StateBytes::default(), Bytes::ZERO));
@@ -288,7 +290,8 @@ proptest! {
             let offload = Offload {
                 optimizer: placement.clone(),
                 gradients: placement.clone(),
-                parameters: placement,
+                // On a disk there are none.
+                parameters: Placement { tier: if tier == Tier::Nvme { Tier::Host } else { tier }, ..placement },
                 ..Offload::default()
             };
             let setup = MemorySetup { offload, ..setup };

@@ -99,7 +99,7 @@ fn numbers_that_no_disk_works_with_are_refused() {
 
 #[test]
 fn a_disk_needs_a_path_and_nothing_else_takes_one() {
-    for kind in ["optimizer", "gradients", "parameters"] {
+    for kind in ["optimizer", "gradients"] {
         let of = |rest: &str| format!("precision.compute = \"bf16\"\n[offload.{kind}]\n{rest}");
         assert_eq!(
             refusal(&of("tier = \"nvme\"")),
@@ -136,44 +136,56 @@ fn a_disk_needs_a_path_and_nothing_else_takes_one() {
 }
 
 #[test]
-fn state_and_masters_of_a_parameter_lie_in_one_place() {
-    let text = |tier: &str, other: &str, path: &str| {
-        format!(
-            "precision.compute = \"bf16\"\n[offload]\noptimizer = {{ tier = \"{tier}\", path = \"/a\" }}\n\
-             parameters = {{ tier = \"{other}\", path = \"{path}\" }}"
-        )
-    };
-    for (tier, other) in [("nvme", "nvme"), ("nvme", "auto"), ("auto", "nvme"), ("auto", "auto")] {
-        assert_eq!(
-            refusal(&text(tier, other, "/b")),
-            "offload.optimizer.path is /a, but offload.parameters.path is /b; a parameter's state and master weights are \
-             updated together and lie in one place: write the same directory in both"
-        );
-        ZeroConfig::from_toml(&text(tier, other, "/a")).unwrap();
-    }
-    // Gradients may be elsewhere.
+fn directories_may_differ() {
     let elsewhere = "offload.optimizer = { tier = \"nvme\", path = \"/a\" }\n\
                      offload.gradients = { tier = \"nvme\", path = \"/b\" }";
     ZeroConfig::from_toml(elsewhere).unwrap();
 }
 
 #[test]
-fn masters_that_ranks_read_stay() {
-    for (tier, path) in [("host", ""), ("nvme", "path = \"/nvme\"")] {
-        let text = format!("[offload.parameters]\ntier = \"{tier}\"\n{path}");
-        assert_eq!(
-            refusal(&text),
-            format!(
-                "offload.parameters.tier is \"{tier}\", but precision.compute is \"f32\", so that the shards that ranks \
-                 read from each other are the masters themselves; it helps in 16 bits: choose \"bf16\" or \"f16\", or \
-                 remove the tier"
-            )
-        );
-        for dtype in ["bf16", "f16"] {
-            ZeroConfig::from_toml(&format!("precision.compute = \"{dtype}\"\n{text}")).unwrap();
-        }
+fn masters_that_ranks_read_are_on_no_disk() {
+    let refused = |key: &str| {
+        format!(
+            "`offload.parameters.{key}` asks for a disk, but other ranks read master weights directly, for records and \
+             whole copies; use the tier \"host\", or \"device\" if layers compute in f32, without a path"
+        )
+    };
+    for dtype in ["f32", "bf16", "f16"] {
+        let text = format!("precision.compute = \"{dtype}\"\noffload.parameters.tier = \"nvme\"");
+        assert_eq!(refusal(&text), refused("tier"));
     }
-    ZeroConfig::from_toml("offload.parameters.tier = \"auto\"").unwrap();
+    for tier in Tier::ALL {
+        let parameters = Placement { tier, path: Some("/nvme".into()), fraction: 1.0 };
+        let offload = Offload { parameters, ..Offload::default() };
+        let error = ZeroConfig { offload, ..ZeroConfig::default() }.validate().unwrap_err();
+        assert_eq!(error.to_string(), refused(if tier == Tier::Nvme { "tier" } else { "path" }));
+    }
+    assert_eq!(
+        refusal("offload.parameters.path = \"/nvme\""),
+        "unknown key `offload.parameters.path`; known keys are offload.parameters.tier, offload.parameters.fraction"
+    );
+}
+
+#[test]
+fn masters_that_are_shards_stay_on_the_device() {
+    let text = "[offload.parameters]\ntier = \"host\"\nfraction = 0.5";
+    assert_eq!(
+        refusal(text),
+        "offload.parameters.tier is \"host\", but precision.compute is \"f32\", so that the shards that ranks read from \
+         each other are the masters themselves; it helps in 16 bits: choose \"bf16\" or \"f16\", or remove the tier"
+    );
+    for dtype in ["bf16", "f16"] {
+        ZeroConfig::from_toml(&format!("precision.compute = \"{dtype}\"\n{text}")).unwrap();
+    }
+    for tier in ["device", "auto"] {
+        let of = |fraction| format!("[offload.parameters]\ntier = \"{tier}\"\nfraction = {fraction}");
+        assert_eq!(
+            refusal(&of(0.5)),
+            "`offload.parameters.fraction` is set, but it has a meaning only with the tier \"host\"; set that, or remove \
+             `offload.parameters.fraction`"
+        );
+        ZeroConfig::from_toml(&of(1.0)).unwrap();
+    }
 }
 
 #[test]

@@ -29,9 +29,9 @@ fn offload(optimizer: Placement, gradients: Placement, parameters: Placement, bu
     Offload { optimizer, gradients, parameters, buffer_bytes: Bytes::new(buffers), ..Offload::default() }
 }
 
-/// All to be chosen, the disk allowed for all.
+/// All to be chosen, the disk allowed for all but masters.
 fn free(buffers: u64) -> Offload {
-    offload(auto(Some("/nvme")), auto(Some("/nvme")), auto(Some("/nvme")), buffers)
+    offload(auto(Some("/nvme")), auto(Some("/nvme")), auto(None), buffers)
 }
 
 /// 100 bytes of optimizer state, 50 of masters, 50 of gradients that move twice.
@@ -87,10 +87,22 @@ fn the_disk_takes_what_memory_has_no_room_for() {
     check_seconds(&plan, 70.0 * 0.3 + 30.0 * 0.002 + 50.0 * 0.02 + 2.0 * (30.0 * 0.02 + 20.0 * 0.002));
     assert_eq!(plan.offload.optimizer, placed(Tier::Nvme, Some("/nvme"), 0.7));
 
-    // Neither has room for what the other leaves of the optimizer's, so that masters go to the disk.
+    // Neither has room for what the other leaves of the optimizer's, so that gradients go to the disk.
     let plan = free(0).resolve(&state(), &machine(50, Some(130), Some(40))).unwrap();
-    assert_eq!(places(&plan), [(Tier::Host, 100), (Tier::Host, 30), (Tier::Nvme, 20)]);
-    check_seconds(&plan, 100.0 * 0.02 + 2.0 * (30.0 * 0.02 + 20.0 * 0.002) + 20.0 * 0.3 + 30.0 * 0.002);
+    assert_eq!(places(&plan), [(Tier::Host, 100), (Tier::Nvme, 20), (Tier::Host, 30)]);
+    check_seconds(&plan, 130.0 * 0.02 + 20.0 * 0.002 + 2.0 * (20.0 * 0.3 + 30.0 * 0.002));
+}
+
+#[test]
+fn masters_have_memory_alone() {
+    // Whatever a path says: the disk takes all but the 50 bytes of masters.
+    let given = Offload { parameters: auto(Some("/nvme")), ..free(8) };
+    let plan = given.resolve(&state(), &machine(58, None, Some(1000))).unwrap();
+    assert_eq!(places(&plan), [(Tier::Nvme, 100), (Tier::Nvme, 50), (Tier::Device, 0)]);
+    let plan = given.resolve(&state(), &machine(0, Some(58), Some(1000))).unwrap();
+    assert_eq!(places(&plan), [(Tier::Nvme, 100), (Tier::Nvme, 50), (Tier::Host, 50)]);
+    given.resolve(&state(), &machine(57, None, Some(1000))).unwrap_err();
+    given.resolve(&state(), &machine(0, Some(57), Some(1000))).unwrap_err();
 }
 
 #[test]
@@ -101,7 +113,7 @@ fn what_is_not_to_be_chosen_stays_and_takes_room() {
     assert_eq!(places(&plan), [(Tier::Nvme, 50), (Tier::Device, 0), (Tier::Host, 50)]);
     assert_eq!(plan.offload.optimizer, given.optimizer);
     assert_eq!((plan.offload.buffer_bytes, plan.offload.depth), (given.buffer_bytes, given.depth));
-    // Without the host, masters have no path, and so the gradients have to leave for the disk.
+    // Without the host, masters have no place but the device, and so the gradients have to leave for the disk.
     let plan = given.resolve(&state(), &machine(108, None, Some(200))).unwrap();
     assert_eq!(places(&plan), [(Tier::Nvme, 50), (Tier::Nvme, 50), (Tier::Device, 0)]);
     assert_eq!(plan.offload.gradients.path, Some("/b".into()));
@@ -126,8 +138,8 @@ fn what_cannot_be_held_is_refused() {
     pathless.resolve(&state(), &machine(50, Some(50), Some(1000))).unwrap_err();
     // Nor without memory for buffers.
     free(51).resolve(&state(), &machine(50, Some(50), Some(1000))).unwrap_err();
-    free(51).resolve(&state(), &machine(50, None, Some(1000))).unwrap_err();
-    free(50).resolve(&state(), &machine(50, None, Some(1000))).unwrap();
+    free(51).resolve(&state(), &machine(100, None, Some(1000))).unwrap_err();
+    free(50).resolve(&state(), &machine(100, None, Some(1000))).unwrap();
 
     let on_disk = offload(placed(Tier::Nvme, Some("/a"), 1.0), auto(None), auto(None), 8);
     let error = on_disk.resolve(&state(), &machine(200, None, None)).unwrap_err();
@@ -257,11 +269,11 @@ fn holds(machine: &Machine, used: [u64; 3]) -> bool {
 
 /// The least seconds of all that an offload can say, if it can say anything that fits.
 fn least(machine: &Machine, state: &Footprints, offload: &Offload) -> Option<f64> {
-    let choices = |placement: &Placement, footprint: Footprint| -> Vec<(Tier, u64)> {
+    let choices = |placement: &Placement, footprint: Footprint, may_be_on_disk| -> Vec<(Tier, u64)> {
         let bytes = footprint.bytes.get();
         match placement.tier {
             Tier::Auto => {
-                let disk = placement.path.is_some() && machine.disk.is_some();
+                let disk = may_be_on_disk && placement.path.is_some() && machine.disk.is_some();
                 let tiers =
                     [Some(Tier::Host).filter(|_| machine.host.is_some()), Some(Tier::Nvme).filter(|_| disk)];
                 let tiers = tiers.into_iter().flatten();
@@ -272,9 +284,9 @@ fn least(machine: &Machine, state: &Footprints, offload: &Offload) -> Option<f64
         }
     };
     let mut least = None;
-    for optimizer in choices(&offload.optimizer, state.optimizer) {
-        for gradients in choices(&offload.gradients, state.gradients) {
-            for parameters in choices(&offload.parameters, state.parameters) {
+    for optimizer in choices(&offload.optimizer, state.optimizer, true) {
+        for gradients in choices(&offload.gradients, state.gradients, true) {
+            for parameters in choices(&offload.parameters, state.parameters, false) {
                 let places = [optimizer, gradients, parameters];
                 let (used, seconds) = count(machine, state, places, offload.buffer_bytes.get());
                 if holds(machine, used) && least.is_none_or(|least| seconds < least) {
@@ -295,6 +307,10 @@ fn any_placement() -> impl Strategy<Value = Placement> {
     ]
 }
 
+fn not_on_disk(placement: &Placement) -> bool {
+    placement.tier != Tier::Nvme
+}
+
 fn any_case() -> impl Strategy<Value = (Machine, Footprints, Offload)> {
     let any_medium =
         || (0..24_u64, 0.1..1e3, 0.1..1e3).prop_map(|(size, read, write)| medium(size, read, write));
@@ -307,7 +323,8 @@ fn any_case() -> impl Strategy<Value = (Machine, Footprints, Offload)> {
         gradients,
         parameters,
     });
-    let placements = (any_placement(), any_placement(), any_placement(), 0..4_u64).prop_map(
+    let masters = any_placement().prop_filter("masters are on no disk", not_on_disk);
+    let placements = (any_placement(), any_placement(), masters, 0..4_u64).prop_map(
         |(optimizer, gradients, parameters, buffers)| offload(optimizer, gradients, parameters, buffers),
     );
     (machine, state, placements)

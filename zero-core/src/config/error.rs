@@ -1,7 +1,5 @@
 //! Why a configuration is refused.
 
-use std::path::PathBuf;
-
 use thiserror::Error;
 
 use crate::{Bytes, Stage, Tier, nearest};
@@ -146,26 +144,22 @@ pub enum ConfigError {
         /// The size of a block.
         block: Bytes,
     },
-    /// What belongs to one parameter would lie on two disks.
+    /// Master weights would be on a disk, where other ranks could not read them.
     #[error(
-        "offload.optimizer.path is {}, but offload.parameters.path is {}; a parameter's state and master weights are \
-         updated together and lie in one place: write the same directory in both", .optimizer.display(), .parameters.display()
+        "`{key}` asks for a disk, but other ranks read master weights directly, for records and whole copies; use the tier \
+         \"host\", or \"device\" if layers compute in f32, without a path"
     )]
-    OffloadPaths {
-        /// The directory for the optimizer's state.
-        optimizer: PathBuf,
-        /// The directory for master weights.
-        parameters: PathBuf,
+    MastersOnDisk {
+        /// The key.
+        key: &'static str,
     },
     /// Master weights would be moved away that other ranks read.
     #[error(
-        "offload.parameters.tier is \"{tier}\", but precision.compute is \"f32\", so that the shards that ranks read from \
-         each other are the masters themselves; it helps in 16 bits: choose \"bf16\" or \"f16\", or remove the tier"
+        "offload.parameters.tier is \"{}\", but precision.compute is \"f32\", so that the shards that ranks read from \
+         each other are the masters themselves; it helps in 16 bits: choose \"bf16\" or \"f16\", or remove the tier",
+        Tier::Host
     )]
-    OffloadedShards {
-        /// The tier.
-        tier: Tier,
-    },
+    OffloadedShards,
     /// Gradients would be moved to a disk that are there whole until the step.
     #[error(
         "offload.gradients.tier is \"{}\", but gradients are reduced at the step, so that whole gradients would wait in \

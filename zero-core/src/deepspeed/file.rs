@@ -209,10 +209,7 @@ impl<'a> File<'a> {
             When::OptimizerOffloaded if draft.offload.optimizer(draft.stage) != Tier::Device => None,
             When::OptimizerOffloaded => without_effect("the optimizer's state is not offloaded"),
             When::OptimizerOnDisk if draft.offload.optimizer(draft.stage) == Tier::Nvme => None,
-            When::ParametersOnDisk if draft.offload.parameters(draft.stage) == Tier::Nvme => None,
-            When::OnDisk if draft.offload.is_on_disk(draft.stage) => None,
-            When::OptimizerOnDisk | When::ParametersOnDisk => without_effect("the device is not \"nvme\""),
-            When::OnDisk => without_effect("nothing is on a disk"),
+            When::OptimizerOnDisk => without_effect("the optimizer's state is not on a disk"),
             When::Optimizer(kinds) => belongs(draft.optimizer.kind, kinds, OptimizerKind::NAMES),
             When::Scheduler(kinds) => belongs(draft.scheduler.kind, kinds, SchedulerKind::NAMES),
         }

@@ -73,10 +73,6 @@ pub(super) enum When {
     OptimizerOffloaded,
     /// As `Always`, if the optimizer's state is on a disk.
     OptimizerOnDisk,
-    /// As `Always`, if parameters are on a disk.
-    ParametersOnDisk,
-    /// As `Always`, if anything is on a disk.
-    OnDisk,
     /// As `Always`, if layers compute in f16.
     Fp16,
     /// As `Fp16`, if the loss scale is dynamic.

@@ -6,7 +6,6 @@ use crate::{Bytes, DType, Offload, Placement, Stage, Tier};
 pub(super) const OPTIMIZER: &str = "zero_optimization.offload_optimizer.device";
 pub(super) const OPTIMIZER_PATH: &str = "zero_optimization.offload_optimizer.nvme_path";
 pub(super) const PARAMETERS: &str = "zero_optimization.offload_param.device";
-pub(super) const PARAMETERS_PATH: &str = "zero_optimization.offload_param.nvme_path";
 pub(super) const CPU_OPTIMIZER: &str = "zero_optimization.cpu_offload";
 pub(super) const CPU_PARAMETERS: &str = "zero_optimization.cpu_offload_param";
 pub(super) const QUEUE_DEPTH: &str = "aio.queue_depth";
@@ -20,7 +19,6 @@ pub(super) struct OffloadDraft {
     pub(super) ratio: f64,
     /// As written, whatever the stage.
     pub(super) parameters: Tier,
-    pub(super) parameters_path: Option<String>,
     /// The deprecated keys.
     pub(super) cpu_optimizer: bool,
     pub(super) cpu_parameters: bool,
@@ -46,11 +44,6 @@ impl OffloadDraft {
             Tier::Device if self.cpu_parameters => Tier::Host,
             tier => tier,
         }
-    }
-
-    /// Whether anything is on a disk.
-    pub(super) fn is_on_disk(&self, stage: Stage) -> bool {
-        [self.optimizer(stage), self.parameters(stage)].contains(&Tier::Nvme)
     }
 
     /// Verdicts that depend on several keys, by the key that they are about.
@@ -79,46 +72,42 @@ impl OffloadDraft {
                        what ranks read from each other, and stay on the device";
             verdicts.push((key, approximated(how)));
         }
+        if optimizer == Tier::Nvme && compute != DType::F32 {
+            let how = "optimizer state and gradients are on the disk; f32 master weights stay in the host's memory, where \
+                       ranks read them from each other";
+            verdicts.push((OPTIMIZER, approximated(how)));
+        }
         if optimizer == Tier::Nvme && stage != Stage::Three {
             let why = "DeepSpeed has it at stage 3 alone; choose that, or write \"cpu\"";
             verdicts.push((OPTIMIZER, refused(why)));
         }
         if parameters != Tier::Device {
             let key = if self.parameters == Tier::Device { CPU_PARAMETERS } else { PARAMETERS };
-            verdicts.push((
-                key,
-                match compute {
-                    DType::F32 => refused(
-                        "layers compute in f32, and the shards that ranks read from each other are the masters \
-                         themselves; enable bf16 or fp16, or write \"none\"",
-                    ),
-                    _ if farther(optimizer, parameters) == optimizer => approximated(
-                        "f32 master weights lie with the optimizer's state; shards in 16 bits stay on the device, where \
-                         ranks read them from each other",
-                    ),
-                    _ => approximated(
-                        "f32 master weights are kept there; shards in 16 bits stay on the device, where ranks read them \
-                         from each other",
-                    ),
-                },
-            ));
+            let how = match (compute, parameters) {
+                (DType::F32, _) => {
+                    "shards stay in the memory of the device, where ranks read them from each other"
+                }
+                (_, Tier::Nvme) => {
+                    "parameters stay in the host's memory, masters in f32 and shards in 16 bits, where ranks read them \
+                     from each other"
+                }
+                _ if optimizer == Tier::Host => {
+                    "f32 master weights lie with the optimizer's state; shards in 16 bits stay on the device, where \
+                     ranks read them from each other"
+                }
+                _ => {
+                    "f32 master weights are kept there; shards in 16 bits stay on the device, where ranks read them \
+                     from each other"
+                }
+            };
+            verdicts.push((key, approximated(how)));
         }
 
-        const NO_PATH: &str = "is needed if the device is \"nvme\"; write the directory to use";
         if optimizer == Tier::Nvme && self.optimizer_path.is_none() {
-            verdicts.push((OPTIMIZER_PATH, refused(NO_PATH)));
+            let why = "is needed if the device is \"nvme\"; write the directory to use";
+            verdicts.push((OPTIMIZER_PATH, refused(why)));
         }
-        if parameters == Tier::Nvme && self.parameters_path.is_none() {
-            verdicts.push((PARAMETERS_PATH, refused(NO_PATH)));
-        }
-        let paths = (&self.optimizer_path, &self.parameters_path);
-        if let (Tier::Nvme, Tier::Nvme, (Some(path), Some(other))) = (optimizer, parameters, paths) {
-            if path != other {
-                let why = "master weights lie with the optimizer's state";
-                verdicts.push((PARAMETERS_PATH, DeepSpeedVerdict::without_effect(why)));
-            }
-        }
-        if self.is_on_disk(stage) && self.depth().is_none() {
+        if optimizer == Tier::Nvme && self.depth().is_none() {
             let why = "times aio.intra_op_parallelism must be at most 4096; lower one of the two";
             verdicts.push((QUEUE_DEPTH, refused(why)));
         }
@@ -127,22 +116,26 @@ impl OffloadDraft {
 
     /// What is kept where.
     pub(super) fn build(&self, stage: Stage, compute: DType) -> Offload {
-        let placement = |tier, path: &Option<String>, fraction| match tier {
-            Tier::Host => Placement { tier, path: None, fraction },
-            Tier::Nvme => Placement { tier, path: path.as_ref().map(Into::into), fraction },
+        let (tier, parameters) = (self.optimizer(stage), self.parameters(stage));
+        let on_host = |fraction| Placement { tier: Tier::Host, path: None, fraction };
+        let optimizer = match tier {
+            Tier::Host => on_host(self.ratio),
+            Tier::Nvme => {
+                let path = self.optimizer_path.as_ref().map(Into::into);
+                Placement { tier, path, fraction: self.ratio }
+            }
             _ => Placement::default(),
         };
-        let (tier, parameters) = (self.optimizer(stage), self.parameters(stage));
-        let optimizer = placement(tier, &self.optimizer_path, self.ratio);
-        let parameters = match compute {
-            DType::F32 => Placement::default(),
-            // DeepSpeed has master weights with the optimizer's state.
-            _ if farther(tier, parameters) == tier => optimizer.clone(),
-            _ => placement(parameters, &self.parameters_path, 1.0),
+        // DeepSpeed has master weights with the optimizer's state; on a disk, other ranks could not read them.
+        let parameters = match farther(tier, parameters) {
+            Tier::Device => Placement::default(),
+            _ if compute == DType::F32 => Placement::default(),
+            farthest if farthest == tier => on_host(self.ratio),
+            _ => on_host(1.0),
         };
         let default = Offload::default();
         let (block_bytes, depth) = match self.depth() {
-            Some(depth) if self.is_on_disk(stage) => (Bytes::new(self.block_bytes), depth),
+            Some(depth) if tier == Tier::Nvme => (Bytes::new(self.block_bytes), depth),
             _ => (default.block_bytes, default.depth),
         };
         Offload { gradients: optimizer.clone(), optimizer, parameters, block_bytes, depth, ..default }

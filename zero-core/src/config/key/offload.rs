@@ -60,13 +60,13 @@ pub(super) static KEYS: &[Key] = &[
     },
 ];
 
-/// The keys of the table of one [`Placement`](crate::Placement).
+/// The keys of the table of one [`Placement`](crate::Placement), with a path if `$tiers` have a disk.
 macro_rules! placement {
-    ($field:ident, $what:literal) => {
+    ($field:ident, $tiers:literal, [$($path:expr)?], $what:literal) => {
         &[
             Key {
                 name: concat!("offload.", stringify!($field), ".tier"),
-                unit: "`\"device\"`, `\"host\"`, `\"nvme\"` or `\"auto\"`",
+                unit: $tiers,
                 what: $what,
                 get: |config| Some(text_of(config.offload.$field.tier.name())),
                 set: |config, value, key| {
@@ -75,24 +75,12 @@ macro_rules! placement {
                     Ok(())
                 },
             },
-            Key {
-                name: concat!("offload.", stringify!($field), ".path"),
-                unit: "directory",
-                what: "On the disk to use; `\"nvme\"` needs it. `\"auto\"` may use the disk if it is set.",
-                get: |config| {
-                    let path = config.offload.$field.path.as_ref();
-                    path.map(|path| text_of(&path.to_string_lossy()))
-                },
-                set: |config, value, key| {
-                    let path = unless_null(value, |value| text(value, key))?;
-                    config.offload.$field.path = path.map(PathBuf::from);
-                    Ok(())
-                },
-            },
+            $($path,)?
             Key {
                 name: concat!("offload.", stringify!($field), ".fraction"),
                 unit: "0 to 1",
-                what: "How much of each shard is kept on the tier `\"host\"` or `\"nvme\"`; the rest is on the device.",
+                what: "How much of each shard the tier keeps, if it is neither `\"device\"` nor `\"auto\"`; the rest is on \
+                       the device.",
                 get: |config| Some(Value::Float(config.offload.$field.fraction)),
                 set: |config, value, key| {
                     config.offload.$field.fraction = float(value, key)?;
@@ -103,20 +91,45 @@ macro_rules! placement {
     };
 }
 
+macro_rules! path {
+    ($field:ident) => {
+        Key {
+            name: concat!("offload.", stringify!($field), ".path"),
+            unit: "directory",
+            what: "On the disk to use; `\"nvme\"` needs it. `\"auto\"` may use the disk if it is set.",
+            get: |config| {
+                let path = config.offload.$field.path.as_ref();
+                path.map(|path| text_of(&path.to_string_lossy()))
+            },
+            set: |config, value, key| {
+                let path = unless_null(value, |value| text(value, key))?;
+                config.offload.$field.path = path.map(PathBuf::from);
+                Ok(())
+            },
+        }
+    };
+}
+
 pub(super) static OPTIMIZER: &[Key] = placement!(
     optimizer,
+    "`\"device\"`, `\"host\"`, `\"nvme\"` or `\"auto\"`",
+    [path!(optimizer)],
     "Where the optimizer's state is kept: in the memory of the device that computes, in that of the host, on a disk, or \
      where bandwidths and capacities are best used."
 );
 
 pub(super) static GRADIENTS: &[Key] = placement!(
     gradients,
+    "`\"device\"`, `\"host\"`, `\"nvme\"` or `\"auto\"`",
+    [path!(gradients)],
     "Where the reduced gradients that a rank updates by are kept from backward to step. A disk needs them to be reduced \
      in every backward."
 );
 
 pub(super) static PARAMETERS: &[Key] = placement!(
     parameters,
+    "`\"device\"`, `\"host\"` or `\"auto\"`",
+    [],
     "Where the f32 master weights are kept, if layers compute in 16 bits; in f32 ranks read them from each other, so that \
-     they stay on the device."
+     they stay on the device. They are on no disk."
 );

@@ -4,10 +4,10 @@ use crate::Tier;
 use crate::config::value::Value;
 use crate::deepspeed::key::{Key, When, boolean, choice, count, number, optional};
 use crate::deepspeed::offload::{
-    CPU_OPTIMIZER, CPU_PARAMETERS, OPTIMIZER, OPTIMIZER_PATH, PARAMETERS, PARAMETERS_PATH, QUEUE_DEPTH,
+    CPU_OPTIMIZER, CPU_PARAMETERS, OPTIMIZER, OPTIMIZER_PATH, PARAMETERS, QUEUE_DEPTH,
 };
 
-const SHARDS_STAY: &str = "shards in 16 bits stay on the device";
+const SHARDS_STAY: &str = "shards stay on the device";
 const OWN_BUFFERS: &str = "`offload.buffer_bytes` bounds the engine's buffers; results are the same";
 const OWN_THREADS: &str = "the engine chooses the threads of an update; results are the same";
 const OWN_TRANSFERS: &str = "the queue of transfers is kept full in any case; results are the same";
@@ -34,14 +34,10 @@ pub(super) static KEYS: &[Key] = &[
         Ok(())
     })
     .note(
-        "\"cpu\" is the tier host; if not \"none\", approximated: f32 master weights are kept there, or with the \
-         optimizer's state if that is as far away, and shards in 16 bits stay on the device; refused if layers compute in f32",
+        "\"cpu\" and \"nvme\" are the tier host, approximated: f32 master weights are kept there, and shards in 16 bits \
+         stay on the device, as do those in f32; ranks read both from each other",
     ),
-    Key::taken(PARAMETERS_PATH, "null", When::ParametersOnDisk, "`offload.parameters.path`", |draft, value| {
-        draft.offload.parameters_path = optional(value, directory)?;
-        Ok(())
-    })
-    .note("without effect if the optimizer's state is on a disk, too, with which master weights lie"),
+    Key::ignored("zero_optimization.offload_param.nvme_path", "null", "parameters stay in memory"),
     Key::ignored("zero_optimization.offload_param.buffer_count", "5", SHARDS_STAY),
     Key::ignored("zero_optimization.offload_param.buffer_size", "100000000", SHARDS_STAY),
     Key::ignored("zero_optimization.offload_param.max_in_cpu", "1000000000", SHARDS_STAY),
@@ -51,14 +47,15 @@ pub(super) static KEYS: &[Key] = &[
         Ok(())
     })
     .note(
-        "\"cpu\" is the tier host; as in DeepSpeed, gradients and master weights go with the optimizer's state, but in f32, \
-         approximated, master weights stay on the device; \"nvme\" at stage 3 alone",
+        "\"cpu\" is the tier host; as in DeepSpeed, gradients and master weights go with the optimizer's state, but, \
+         approximated, master weights stay on the device in f32, and else on the host with \"nvme\", which is for stage 3 \
+         alone",
     ),
     Key::taken(
         OPTIMIZER_PATH,
         "null",
         When::OptimizerOnDisk,
-        "`offload.optimizer.path` and `offload.gradients.path` and `offload.parameters.path`",
+        "`offload.optimizer.path` and `offload.gradients.path`",
         |draft, value| {
             draft.offload.optimizer_path = optional(value, directory)?;
             Ok(())
@@ -101,7 +98,7 @@ pub(super) static KEYS: &[Key] = &[
     })
     .note("true is offload_param with the device \"cpu\""),
     Key::ignored("zero_optimization.cpu_offload_use_pin_memory", "null", OWN_BUFFERS),
-    Key::taken("aio.block_size", "1048576", When::OnDisk, "`offload.block_bytes`", |draft, value| {
+    Key::taken("aio.block_size", "1048576", When::OptimizerOnDisk, "`offload.block_bytes`", |draft, value| {
         let bytes = count(value, 0)?;
         if !(bytes.is_power_of_two() && BLOCKS.contains(&bytes)) {
             return Err(format!("must be a power of two from {} to {}", BLOCKS.start(), BLOCKS.end()));
@@ -110,12 +107,12 @@ pub(super) static KEYS: &[Key] = &[
         Ok(())
     })
     .note("a power of two from 4096 to 16777216"),
-    Key::taken(QUEUE_DEPTH, "8", When::OnDisk, "`offload.depth`", |draft, value| {
+    Key::taken(QUEUE_DEPTH, "8", When::OptimizerOnDisk, "`offload.depth`", |draft, value| {
         draft.offload.queue_depth = count(value, 1)?;
         Ok(())
     })
     .note("times aio.intra_op_parallelism"),
-    Key::taken("aio.intra_op_parallelism", "1", When::OnDisk, "`offload.depth`", |draft, value| {
+    Key::taken("aio.intra_op_parallelism", "1", When::OptimizerOnDisk, "`offload.depth`", |draft, value| {
         draft.offload.threads = count(value, 1)?;
         Ok(())
     })
