@@ -83,13 +83,6 @@ pub enum ZeroError {
         optimizer: &'static str,
     },
 
-    /// Master weights would be on a disk, where other ranks could not read them.
-    #[error(
-        "`offload.parameters` is on a disk, but other ranks read the master weights of this one directly, for records and \
-         `unshard`; leave it on the host, and put `offload.optimizer` and `offload.gradients` on the disk"
-    )]
-    ParametersNotOffloadable,
-
     /// There is no place for the state.
     #[error(transparent)]
     Placement(Arc<PlacementError>),

@@ -6,7 +6,7 @@ use std::time::Duration;
 use burn::module::Module;
 use burn::tensor::{Device, Tensor};
 use zero_comm::{Communicator, CommunicatorExt, ReduceOp};
-use zero_core::{Layout, PlacementPlan, Tier, ZeroConfig};
+use zero_core::{Layout, PlacementPlan, ZeroConfig};
 
 use crate::ZeroError;
 use crate::base::Base;
@@ -46,13 +46,9 @@ impl Zero {
     /// # Errors
     ///
     /// [`ZeroError::Config`] for a configuration that cannot work, [`ZeroError::UnsupportedDevice`],
-    /// [`ZeroError::ParametersNotOffloadable`],
     /// [`ZeroError::NoThread`], [`ZeroError::Communication`].
     pub fn new(config: ZeroConfig, comm: &Arc<dyn Communicator>, device: Device) -> Result<Self, ZeroError> {
         config.validate()?;
-        if config.offload.parameters.tier == Tier::Nvme {
-            return Err(ZeroError::ParametersNotOffloadable);
-        }
         // Burn has no way to say which devices gathers work on: on others, they panic.
         let probe = Tensor::<1>::empty([0], &device.clone().inner());
         if probe.try_into_primitive::<burn_flex::Flex>().is_err() {

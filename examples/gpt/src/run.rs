@@ -90,6 +90,9 @@ pub fn run(settings: &Settings) -> Result<ExitCode> {
         .run(|comm| -> Result<()> {
             let mut learner = Sharded::new(settings, &comm, device.clone())?;
             let root = comm.rank() == Rank::ROOT;
+            if let (true, Some(plan)) = (root, learner.zero().placement()?) {
+                say!("{plan}");
+            }
             let (observer, trace) = match root {
                 true => std::mem::take(&mut *reporting.lock().map_err(|_| anyhow!("a rank failed"))?),
                 false => (None, None),

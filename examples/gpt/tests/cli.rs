@@ -96,6 +96,9 @@ fn state_on_a_disk_changes_no_loss_and_leaves_nothing_behind() {
         assert!(metrics.iter().all(|record| record["optimizer_bytes"].as_u64() == Some(0)));
         assert_eq!(fs::read_dir(&disk).unwrap().count(), 0);
     }
+    let auto = format!("optimizer=auto:{}", disk.display());
+    let (_, printed) = train(&folder, &["--offload", &auto]);
+    assert!(printed.contains("optimizer") && printed.contains("device"), "{printed}");
 }
 
 #[test]
