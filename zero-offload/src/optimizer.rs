@@ -60,8 +60,8 @@ const STREAM: usize = 1 << 20;
 ///     Update { lr: 0.1, step: 1, gradient_factor: 0.5 },
 ///     &mut parameters,
 ///     gradient[..].into(),
-///     &mut [exp_avg[..].as_mut().into(), exp_avg_sq[..].as_mut().into()],
-///     Some(copy[..].as_mut().into()),
+///     &mut [(&mut exp_avg[..]).into(), (&mut exp_avg_sq[..]).into()],
+///     Some((&mut copy[..]).into()),
 /// )?;
 /// assert_eq!(copy.map(f32::from), parameters.map(|new| bf16::from_f32(new).to_f32()));
 /// assert!((parameters[0] - 0.899).abs() < 1e-6);
