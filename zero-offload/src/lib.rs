@@ -1,5 +1,5 @@
-//! Training state outside the device; today this crate holds one thing, the pool of exact, reusable host
-//! buffers that gathered parameters and gradient buckets live in.
+//! Training state outside the device: a pool of exact, reusable host buffers that gathered parameters and gradient buckets
+//! live in, and optimizers and norms over host memory.
 //!
 //! ```
 //! use zero_offload::HostPool;
@@ -17,11 +17,19 @@
 //! assert_eq!((next.len(), pool.allocations()), (12, 1));
 //! ```
 //!
+//! Optimizers update slices in place, on all cores of a rank, with the same result on every machine:
+//! [`HostOptimizer`] shows how.
+//!
 //! # Modules
 //!
 //! - `pool`: [`HostPool`], what it counts and how much it keeps ([`PoolOptions`]).
 //! - `buffer`: [`HostBuffer`], the guard that returns its memory when it is dropped.
-//! - `memory`: aligned memory, the one file with `unsafe`.
+//! - `memory`: aligned memory; `unsafe` is in this file and in `simd` alone.
+//! - `floats`: [`Floats`] and [`FloatsMut`], slices of f32, bf16 or f16; `blocks`, the same cut for the instruction sets.
+//! - `optimizer`: [`HostOptimizer`] with [`Adam`], [`Adagrad`], [`Lion`] and [`Sgd`], and the pass over memory they share.
+//! - `squares`: [`sum_of_squares`], the norm of a gradient and whether it is finite.
+//! - `simd`: arithmetic written once for every [`InstructionSet`].
+//! - `workers`: [`Workers`], the threads of a rank and the cores they run on.
 //!
 //! # Features
 //!

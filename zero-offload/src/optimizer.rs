@@ -22,9 +22,6 @@ pub use lion::Lion;
 pub use sgd::Sgd;
 pub use weight_decay::WeightDecay;
 
-/// Copies of so many elements are written past the caches: what is used next is not in them anyway.
-const STREAM: usize = 1 << 20;
-
 /// An element-wise optimizer on host memory.
 ///
 /// Made from the hyper-parameters of [`Adam`], [`Adagrad`], [`Lion`] or [`Sgd`], which it checks. It holds no state: whoever
@@ -162,7 +159,6 @@ impl HostOptimizer {
     /// Updates `parameters` and `states` in place by `gradient`, and sets `copy` to the new parameters.
     ///
     /// All slices have one element for each parameter; there may be none. States are f32 or bf16, each of its own type.
-    /// Long copies are written past the caches, if they begin at a multiple of 64 bytes.
     ///
     /// A gradient that is not finite makes parameters and states that are not: look with
     /// [`sum_of_squares`](crate::sum_of_squares) first.
@@ -253,7 +249,6 @@ impl Slices<'_, '_> {
             penalty: weight_decay.penalty(),
             decay: weight_decay.decay(update.lr),
             step_size: step_size as f32,
-            stream: self.parameters.len() >= STREAM,
         };
         let tile = Tile {
             parameters: self.parameters,

@@ -1,4 +1,4 @@
-//! AdamW by this crate, and a kernel that does nothing but move the same bytes.
+//! The steps that are measured, and AdamW by this crate.
 
 use std::error::Error;
 use std::time::Instant;
@@ -117,68 +117,5 @@ impl AdamW {
             task.copy.then(|| FloatsMut::Bf16(self.copy.as_mut_slice())),
         )?;
         Ok(())
-    }
-
-    /// Seconds of reading and writing what a step of the task does, as often, with as many threads.
-    pub(crate) fn move_bytes(&mut self, task: Task) -> f64 {
-        self.stream(task);
-        let start = Instant::now();
-        for _ in 0..2 {
-            self.stream(task);
-        }
-        start.elapsed().as_secs_f64() / 2.0
-    }
-
-    fn stream(&mut self, task: Task) {
-        let threads = self.workers.threads();
-        let [first, second] = &mut self.states;
-        let length = (self.parameters.len() / 4).div_ceil(threads);
-        let parameters = self.parameters.as_mut_slice::<f32>().chunks_mut(length);
-        let first = first.as_mut_slice::<f32>().chunks_mut(length);
-        let second = second.as_mut_slice::<f32>().chunks_mut(length);
-        let single = self.single.as_slice::<f32>().chunks(length);
-        let half = self.half.as_slice::<u16>().chunks(length);
-        let copy = self.copy.as_mut_slice::<u16>().chunks_mut(length);
-        std::thread::scope(|scope| {
-            let ranges = parameters.zip(first).zip(second).zip(single).zip(half).zip(copy);
-            for (((((parameters, first), second), single), half), copy) in ranges {
-                scope.spawn(move || {
-                    if task.whole {
-                        std::hint::black_box(match task.half_gradient {
-                            true => read(half, |&value| u32::from(value)),
-                            false => read(single, |value| value.to_bits()),
-                        });
-                    }
-                    let written = [parameters, first, second];
-                    match (task.half_gradient, task.copy) {
-                        (true, _) => {
-                            write(written, half, |&value| f32::from_bits(u32::from(value) << 16), copy)
-                        }
-                        (false, true) => write(written, single, |&value| value, copy),
-                        (false, false) => write(written, single, |&value| value, &mut []),
-                    }
-                });
-            }
-        });
-    }
-}
-
-fn read<T>(values: &[T], bits: impl Fn(&T) -> u32) -> u32 {
-    values.iter().fold(0, |all, value| all ^ bits(value))
-}
-
-/// Reads and writes three streams, reads a fourth, and writes a fifth if there is one.
-fn write<T>([a, b, c]: [&mut [f32]; 3], from: &[T], value: impl Fn(&T) -> f32, copy: &mut [u16]) {
-    if copy.is_empty() {
-        for (((a, b), c), from) in a.iter_mut().zip(b).zip(c).zip(from) {
-            let from = value(from);
-            (*a, *b, *c) = (*a * 0.5 + from, *b * 0.5 + from, *c * 0.5 + from);
-        }
-    } else {
-        for ((((a, b), c), from), copy) in a.iter_mut().zip(b).zip(c).zip(from).zip(copy) {
-            let from = value(from);
-            (*a, *b, *c) = (*a * 0.5 + from, *b * 0.5 + from, *c * 0.5 + from);
-            *copy = (a.to_bits() >> 16) as u16;
-        }
     }
 }

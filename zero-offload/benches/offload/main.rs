@@ -7,6 +7,7 @@
 //! has rows without a value.
 
 mod adamw;
+mod limit;
 mod optimizer;
 mod peer;
 mod samples;

@@ -6,6 +6,7 @@ use std::error::Error;
 use serde_json::Value;
 
 use crate::adamw::{AdamW, Task};
+use crate::limit::Limit;
 use crate::peer::Peer;
 use crate::samples::{Contender, Samples, judged, told};
 
@@ -22,6 +23,7 @@ const WITHOUT_MASTERS: &str = "DeepSpeedCPUAdam without masters";
 pub(crate) fn rows() -> Result<Vec<Value>, Box<dyn Error>> {
     let ours = RefCell::new(AdamW::new(ELEMENTS)?);
     let threads = ours.borrow().workers().threads();
+    let limit = RefCell::new(Limit::new(ELEMENTS, threads));
     eprintln!("{:?}", ours.borrow().workers());
     let start = |(program, name): (&'static str, &'static str)| match Peer::start(program, ELEMENTS, threads)
     {
@@ -37,7 +39,7 @@ pub(crate) fn rows() -> Result<Vec<Value>, Box<dyn Error>> {
     for task in Task::ALL {
         let mut contenders: Vec<Contender<'_>> = vec![
             (OURS, Box::new(|| ours.borrow_mut().seconds(task))),
-            (LIMIT, Box::new(|| Ok(ours.borrow_mut().move_bytes(task)))),
+            (LIMIT, Box::new(|| Ok(limit.borrow_mut().seconds(task)))),
         ];
         for (name, peer) in &peers {
             contenders.push((name, Box::new(|| peer.borrow_mut().seconds(task.name))));
