@@ -93,33 +93,46 @@ impl Part<'_> {
 
     #[inline(always)]
     fn pass(self) {
-        let Self { task, changed: [a, b, c], single, half, copy } = self;
-        let len = a.len();
-        let (b, c, single, half, copy) =
-            (&mut b[..len], &mut c[..len], &single[..len], &half[..len], &mut copy[..len]);
-        if task.whole {
-            std::hint::black_box(match task.half_gradient {
-                true => half.iter().fold(0, |all, value| all ^ value).into(),
-                false => single.iter().fold(0, |all, value| all ^ value.to_bits()),
-            });
-        }
-        // A piece at a time, so that streams advance together.
-        const PIECE: usize = 1024;
-        for from in (0..len).step_by(PIECE) {
-            let piece = from..len.min(from + PIECE);
-            let (a, b, c) = (&mut a[piece.clone()], &mut b[piece.clone()], &mut c[piece.clone()]);
-            for at in 0..a.len() {
-                let gradient = match task.half_gradient {
-                    true => f32::from_bits(u32::from(half[from + at]) << 16),
-                    false => single[from + at],
-                };
-                a[at] = a[at] * 0.5 + gradient;
-                b[at] = b[at] * 0.5 + gradient;
-                c[at] = c[at] * 0.5 + gradient;
-                if task.copy {
-                    copy[from + at] = (a[at].to_bits() >> 16) as u16;
+        let Self { task, changed, single, half, copy } = self;
+        let bits = |value: &u16| f32::from_bits(u32::from(*value) << 16);
+        match (task.half_gradient, task.copy) {
+            (true, _) => {
+                if task.whole {
+                    std::hint::black_box(half.iter().fold(0, |all, value| all ^ value));
                 }
+                move_all(changed, half, bits, copy);
             }
+            (false, true) => {
+                if task.whole {
+                    std::hint::black_box(single.iter().fold(0, |all, value| all ^ value.to_bits()));
+                }
+                move_all(changed, single, |value| *value, copy);
+            }
+            (false, false) => move_all(changed, single, |value| *value, &mut []),
+        }
+    }
+}
+
+/// Reads and writes three streams, reads a fourth, and writes `copy` if there is any.
+#[inline(always)]
+fn move_all<T>([a, b, c]: [&mut [f32]; 3], from: &[T], value: impl Fn(&T) -> f32, copy: &mut [u16]) {
+    let len = a.len();
+    let (b, c, from) = (&mut b[..len], &mut c[..len], &from[..len]);
+    if copy.is_empty() {
+        for at in 0..len {
+            let value = value(&from[at]);
+            a[at] = a[at] * 0.5 + value;
+            b[at] = b[at] * 0.5 + value;
+            c[at] = c[at] * 0.5 + value;
+        }
+    } else {
+        let copy = &mut copy[..len];
+        for at in 0..len {
+            let value = value(&from[at]);
+            a[at] = a[at] * 0.5 + value;
+            b[at] = b[at] * 0.5 + value;
+            c[at] = c[at] * 0.5 + value;
+            copy[at] = (a[at].to_bits() >> 16) as u16;
         }
     }
 }
