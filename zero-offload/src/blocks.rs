@@ -5,17 +5,6 @@ use half::{bf16, f16};
 use crate::floats::{Floats, FloatsMut};
 use crate::simd::{LANES, Lanes};
 
-/// Blocks that are fetched one after another, before those of the next slice: memory likes neighbours.
-pub(crate) const GROUP: usize = 8;
-
-/// Has the machine begin to fetch [`GROUP`] blocks from `first` on, which need not be anybody's.
-#[inline(always)]
-pub(crate) fn prefetch<L: Lanes, B>(lanes: L, first: *const B) {
-    for at in 0..GROUP {
-        lanes.prefetch(first.wrapping_add(at));
-    }
-}
-
 /// Floats in blocks of [`LANES`].
 pub(crate) enum Blocks<'a> {
     F32(&'a [[f32; LANES]]),
@@ -33,13 +22,13 @@ impl<'a> Blocks<'a> {
         }
     }
 
-    /// Has the machine begin to fetch [`GROUP`] blocks, which may be beyond the last.
+    /// Has the machine begin to fetch a block, which may be beyond the last.
     #[inline(always)]
     pub(crate) fn prefetch<L: Lanes>(&self, lanes: L, at: usize) {
         match self {
-            Self::F32(blocks) => prefetch(lanes, blocks.as_ptr().wrapping_add(at)),
-            Self::Bf16(blocks) => prefetch(lanes, blocks.as_ptr().wrapping_add(at)),
-            Self::F16(blocks) => prefetch(lanes, blocks.as_ptr().wrapping_add(at)),
+            Self::F32(blocks) => lanes.prefetch(blocks.as_ptr().wrapping_add(at)),
+            Self::Bf16(blocks) => lanes.prefetch(blocks.as_ptr().wrapping_add(at)),
+            Self::F16(blocks) => lanes.prefetch(blocks.as_ptr().wrapping_add(at)),
         }
     }
 
@@ -70,13 +59,13 @@ impl<'a> BlocksMut<'a> {
         }
     }
 
-    /// Has the machine begin to fetch [`GROUP`] blocks, which may be beyond the last.
+    /// Has the machine begin to fetch a block, which may be beyond the last.
     #[inline(always)]
     pub(crate) fn prefetch<L: Lanes>(&self, lanes: L, at: usize) {
         match self {
-            Self::F32(blocks) => prefetch(lanes, blocks.as_ptr().wrapping_add(at)),
-            Self::Bf16(blocks) => prefetch(lanes, blocks.as_ptr().wrapping_add(at)),
-            Self::F16(blocks) => prefetch(lanes, blocks.as_ptr().wrapping_add(at)),
+            Self::F32(blocks) => lanes.prefetch(blocks.as_ptr().wrapping_add(at)),
+            Self::Bf16(blocks) => lanes.prefetch(blocks.as_ptr().wrapping_add(at)),
+            Self::F16(blocks) => lanes.prefetch(blocks.as_ptr().wrapping_add(at)),
         }
     }
 

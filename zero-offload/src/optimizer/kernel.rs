@@ -1,15 +1,15 @@
 //! The pass over memory that all optimizers share.
 
-use std::{mem, ptr};
+use std::mem;
 
-use crate::blocks::{Blocks, BlocksMut, GROUP, prefetch};
+use crate::blocks::{Blocks, BlocksMut};
 use crate::floats::{Floats, FloatsMut};
 use crate::simd::{LANES, Lanes, Operation};
 use crate::workers::Split;
 
-/// How many blocks ahead memory is fetched, what its latency is worth, in groups of [`GROUP`]. Some processors stop at the
-/// end of a page by themselves.
-const AHEAD: usize = 16;
+/// How many blocks ahead memory is fetched: what its latency is worth. Some processors stop at the end of a page by
+/// themselves.
+const AHEAD: usize = 8;
 
 /// What tells one optimizer from another: where a gradient leads.
 pub(super) trait Rule<const STATES: usize>: Copy + Sync {
@@ -119,14 +119,10 @@ impl<R: Rule<STATES>, const STATES: usize> Operation for UpdateTile<'_, R, STATE
         // Loops over arrays, because closures might not be inlined.
         let mut values = [lanes.splat(0.0); STATES];
         for (at, parameters) in tile.parameters.as_chunks_mut::<LANES>().0.iter_mut().enumerate() {
-            if at.is_multiple_of(GROUP) {
-                prefetch(lanes, ptr::from_ref(parameters).wrapping_add(AHEAD));
-                for state in &states {
-                    state.prefetch(lanes, at + AHEAD);
-                }
-                gradient.prefetch(lanes, at + AHEAD);
-            }
+            lanes.prefetch(parameters.as_ptr().wrapping_add(AHEAD * LANES));
+            gradient.prefetch(lanes, at + AHEAD);
             for (value, state) in values.iter_mut().zip(&states) {
+                state.prefetch(lanes, at + AHEAD);
                 *value = state.load(lanes, at);
             }
             let old = lanes.load_f32(parameters);
