@@ -22,6 +22,16 @@ impl<'a> Blocks<'a> {
         }
     }
 
+    /// Has the machine begin to fetch a block, which may be beyond the last.
+    #[inline(always)]
+    pub(crate) fn prefetch<L: Lanes>(&self, lanes: L, at: usize) {
+        match self {
+            Self::F32(blocks) => lanes.prefetch(blocks.as_ptr().wrapping_add(at)),
+            Self::Bf16(blocks) => lanes.prefetch(blocks.as_ptr().wrapping_add(at)),
+            Self::F16(blocks) => lanes.prefetch(blocks.as_ptr().wrapping_add(at)),
+        }
+    }
+
     #[inline(always)]
     pub(crate) fn load<L: Lanes>(&self, lanes: L, at: usize) -> L::Floats {
         match self {
@@ -49,6 +59,16 @@ impl<'a> BlocksMut<'a> {
         }
     }
 
+    /// Has the machine begin to fetch a block, which may be beyond the last.
+    #[inline(always)]
+    pub(crate) fn prefetch<L: Lanes>(&self, lanes: L, at: usize) {
+        match self {
+            Self::F32(blocks) => lanes.prefetch(blocks.as_ptr().wrapping_add(at)),
+            Self::Bf16(blocks) => lanes.prefetch(blocks.as_ptr().wrapping_add(at)),
+            Self::F16(blocks) => lanes.prefetch(blocks.as_ptr().wrapping_add(at)),
+        }
+    }
+
     #[inline(always)]
     pub(crate) fn load<L: Lanes>(&self, lanes: L, at: usize) -> L::Floats {
         match self {
@@ -64,15 +84,6 @@ impl<'a> BlocksMut<'a> {
             Self::F32(blocks) => lanes.store_f32(values, &mut blocks[at]),
             Self::Bf16(blocks) => lanes.store_bf16(values, &mut blocks[at]),
             Self::F16(blocks) => lanes.store_f16(values, &mut blocks[at]),
-        }
-    }
-
-    #[inline(always)]
-    pub(crate) fn stream<L: Lanes>(&mut self, lanes: L, values: L::Floats, at: usize) {
-        match self {
-            Self::F32(blocks) => lanes.stream_f32(values, &mut blocks[at]),
-            Self::Bf16(blocks) => lanes.stream_bf16(values, &mut blocks[at]),
-            Self::F16(blocks) => lanes.stream_f16(values, &mut blocks[at]),
         }
     }
 }

@@ -17,14 +17,19 @@
 //! assert_eq!((next.len(), pool.allocations()), (12, 1));
 //! ```
 //!
+//! Optimizers update slices in place, on all cores of a rank, with the same result on every machine:
+//! [`HostOptimizer`] shows how.
+//!
 //! # Modules
 //!
 //! - `pool`: [`HostPool`], what it counts and how much it keeps ([`PoolOptions`]).
 //! - `buffer`: [`HostBuffer`], the guard that returns its memory when it is dropped.
 //! - `memory`: aligned memory.
-//! - `optimizer`: [`HostOptimizer`], updates in one pass; `squares`: [`sum_of_squares`], norms; `floats`, `blocks`, `simd`:
-//!   numbers of several types and the instruction sets that work on them, all to the same bits; `workers`: [`Workers`],
-//!   the threads of a rank's share of cores.
+//! - `floats`: [`Floats`] and [`FloatsMut`], slices of f32, bf16 or f16; `blocks`, the same cut for the instruction sets.
+//! - `optimizer`: [`HostOptimizer`] with [`Adam`], [`Adagrad`], [`Lion`] and [`Sgd`], and the pass over memory they share.
+//! - `squares`: [`sum_of_squares`], the norm of a gradient and whether it is finite.
+//! - `simd`: arithmetic written once for every [`InstructionSet`].
+//! - `workers`: [`Workers`], the threads of a rank and the cores they run on.
 //! - `store`: [`NvmeStore`], tensors in files: io_uring or threads, past the page cache, every transfer checked.
 //! - `table`, `pipeline`: [`Pipeline`], which updates [`Table`]s in a store while it reads and writes ahead and behind.
 //!

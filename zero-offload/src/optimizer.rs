@@ -22,9 +22,6 @@ pub use lion::Lion;
 pub use sgd::Sgd;
 pub use weight_decay::WeightDecay;
 
-/// Copies of so many elements are written past the caches: what is used next is not in them anyway.
-const STREAM: usize = 1 << 20;
-
 /// An element-wise optimizer on host memory.
 ///
 /// Made from the hyper-parameters of [`Adam`], [`Adagrad`], [`Lion`] or [`Sgd`], which it checks. It holds no state: whoever
@@ -60,8 +57,8 @@ const STREAM: usize = 1 << 20;
 ///     Update { lr: 0.1, step: 1, gradient_factor: 0.5 },
 ///     &mut parameters,
 ///     gradient[..].into(),
-///     &mut [exp_avg[..].as_mut().into(), exp_avg_sq[..].as_mut().into()],
-///     Some(copy[..].as_mut().into()),
+///     &mut [(&mut exp_avg[..]).into(), (&mut exp_avg_sq[..]).into()],
+///     Some((&mut copy[..]).into()),
 /// )?;
 /// assert_eq!(copy.map(f32::from), parameters.map(|new| bf16::from_f32(new).to_f32()));
 /// assert!((parameters[0] - 0.899).abs() < 1e-6);
@@ -162,7 +159,6 @@ impl HostOptimizer {
     /// Updates `parameters` and `states` in place by `gradient`, and sets `copy` to the new parameters.
     ///
     /// All slices have one element for each parameter; there may be none. States are f32 or bf16, each of its own type.
-    /// Long copies are written past the caches, if they begin at a multiple of 64 bytes.
     ///
     /// A gradient that is not finite makes parameters and states that are not: look with
     /// [`sum_of_squares`](crate::sum_of_squares) first.
@@ -253,7 +249,6 @@ impl Slices<'_, '_> {
             penalty: weight_decay.penalty(),
             decay: weight_decay.decay(update.lr),
             step_size: step_size as f32,
-            stream: self.parameters.len() >= STREAM,
         };
         let tile = Tile {
             parameters: self.parameters,

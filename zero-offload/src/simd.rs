@@ -45,28 +45,11 @@ pub(crate) trait Lanes: Copy {
     fn store_bf16(self, values: Self::Floats, to: &mut [bf16; LANES]);
     fn store_f16(self, values: Self::Floats, to: &mut [f16; LANES]);
 
-    /// Stores past the caches where the machine can and `to` is aligned to its size; [`fence`](Self::fence) must follow
-    /// before another thread looks.
+    /// Has the machine begin to fetch the memory at `at`, which need not be anybody's.
     #[inline(always)]
-    fn stream_f32(self, values: Self::Floats, to: &mut [f32; LANES]) {
-        self.store_f32(values, to);
+    fn prefetch<T>(self, at: *const T) {
+        let _ = at;
     }
-
-    /// As [`stream_f32`](Self::stream_f32).
-    #[inline(always)]
-    fn stream_bf16(self, values: Self::Floats, to: &mut [bf16; LANES]) {
-        self.store_bf16(values, to);
-    }
-
-    /// As [`stream_f32`](Self::stream_f32).
-    #[inline(always)]
-    fn stream_f16(self, values: Self::Floats, to: &mut [f16; LANES]) {
-        self.store_f16(values, to);
-    }
-
-    /// Orders streamed stores before what this thread does next.
-    #[inline(always)]
-    fn fence(self) {}
 
     fn add(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;
     fn sub(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;

@@ -187,8 +187,9 @@ impl Workers {
         let spans: Vec<_> = (0..ranges).map(|_| Mutex::new(Span(take(&mut rest, length)))).collect();
         let drain = |first: usize| {
             for span in spans[first..].iter().chain(&spans[..first]) {
-                // A lock is held for the time of a split, which leaves no half-made span behind.
-                while let Some(tile) = span.lock().unwrap_or_else(PoisonError::into_inner).next() {
+                // The lock is held for the time of a split alone, which leaves no half-made span behind.
+                let next = || span.lock().unwrap_or_else(PoisonError::into_inner).next();
+                while let Some(tile) = next() {
                     each(tile);
                 }
             }
@@ -249,7 +250,7 @@ mod tests {
     use std::collections::BTreeSet;
     use std::num::NonZeroUsize;
     use std::panic::{AssertUnwindSafe, catch_unwind};
-    use std::sync::{Barrier, Mutex};
+    use std::sync::{Barrier, Condvar, Mutex};
     use std::thread;
 
     use zero_core::{Rank, WorldSize};
@@ -308,6 +309,25 @@ mod tests {
             }
         });
         assert_eq!(ids.into_inner().unwrap().len(), 2);
+    }
+
+    #[test]
+    fn nobody_waits_for_a_thread_that_is_late_with_its_tile() {
+        const TILES: usize = 12;
+        let workers = threads(2);
+        let (done, changed) = (Mutex::new(0), Condvar::new());
+        workers.run(Numbers(0, TILES * TILE), |Numbers(from, _)| {
+            let mut done = done.lock().unwrap();
+            if from == 0 {
+                // Until the other thread has done all other tiles, those of this range too.
+                while *done < TILES - 1 {
+                    done = changed.wait(done).unwrap();
+                }
+            }
+            *done += 1;
+            changed.notify_one();
+        });
+        assert_eq!(done.into_inner().unwrap(), TILES);
     }
 
     #[test]

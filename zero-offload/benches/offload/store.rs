@@ -14,7 +14,8 @@ use std::time::Instant;
 use serde_json::Value;
 use zero_core::Bytes;
 use zero_offload::{
-    Engine, HostBuffer, HostPool, NvmeStore, Pipeline, Slot, StoreError, StoreOptions, Table,
+    Adam, Engine, FloatsMut, HostBuffer, HostOptimizer, HostPool, NvmeStore, Pipeline, Slot, StoreError,
+    StoreOptions, Table, Update, Workers,
 };
 
 use crate::samples::{Contender, Samples, judged, told};
@@ -70,7 +71,121 @@ pub(crate) fn rows() -> Result<Vec<Value>, Box<dyn Error>> {
             "GB/s",
         ));
     }
+    rows.extend(resident(&mut stores, fio.as_ref(), &pool)?);
     Ok(rows)
+}
+
+/// A step of AdamW whose moments are on the disk, against the larger of what the disk takes at fio's rate and what the update
+/// takes in memory.
+fn resident(
+    stores: &mut [Contestant],
+    fio: Option<&Fio>,
+    pool: &HostPool,
+) -> Result<Vec<Value>, Box<dyn Error>> {
+    let mut step = Step::new(pool)?;
+    let mut samples = Vec::new();
+    if let Some(fio) = fio {
+        for direction in ["read", "write"] {
+            let contender: Contender<'_> = (direction, Box::new(|| fio.seconds(direction)));
+            samples.push((direction, Samples::take(direction, vec![contender])?.seconds(direction)));
+        }
+    }
+    let disk: Option<f64> = samples.iter().map(|(_, seconds)| *seconds).sum();
+    let disk = disk.filter(|_| fio.is_some());
+    let compute =
+        Samples::take("update", vec![("compute", Box::new(|| step.in_memory()))])?.seconds("compute");
+    let mut rows = vec![
+        told(format!("AdamW of {ROWS} parameters, moments through fio"), disk, "s"),
+        told(format!("AdamW of {ROWS} parameters, moments in memory"), compute, "s"),
+    ];
+    for store in stores {
+        let name = store.name;
+        let contender: Contender<'_> = (name, Box::new(|| step.on_disk(store)));
+        let seconds = Samples::take("step", vec![contender])?.seconds(name);
+        let least = disk.zip(compute).map(|(disk, compute)| disk.max(compute));
+        rows.push(told(format!("AdamW of {ROWS} parameters, moments on the disk, {name}"), seconds, "s"));
+        let share = least.zip(seconds).map(|(least, seconds)| least / seconds);
+        let what = format!("the larger of disk at fio's rate and update, against the step, {name}");
+        rows.push(judged(what, share, "x", 1.0 / 1.15));
+    }
+    Ok(rows)
+}
+
+/// Parameters whose moments take [`BYTES`].
+const ROWS: usize = BYTES / 8;
+
+/// What a step of AdamW needs beside what is on the disk.
+struct Step {
+    workers: Workers,
+    optimizer: HostOptimizer,
+    count: u64,
+    parameters: HostBuffer,
+    gradient: HostBuffer,
+    moments: [HostBuffer; 2],
+}
+
+impl Step {
+    fn new(pool: &HostPool) -> Result<Self, Box<dyn Error>> {
+        let numbers = || {
+            let mut buffer = pool.take(4 * ROWS);
+            buffer.as_mut_slice::<f32>().fill(0.5);
+            buffer
+        };
+        Ok(Self {
+            workers: Workers::for_process()?,
+            optimizer: HostOptimizer::new(Adam::ADAMW)?,
+            count: 0,
+            parameters: numbers(),
+            gradient: numbers(),
+            moments: [numbers(), numbers()],
+        })
+    }
+
+    fn next(&mut self) -> Update {
+        self.count += 1;
+        Update { lr: 1e-3, step: self.count, gradient_factor: 1.0 }
+    }
+
+    fn in_memory(&mut self) -> Result<f64, Box<dyn Error>> {
+        let update = self.next();
+        let Self { workers, optimizer, parameters, gradient, moments, .. } = self;
+        let begun = Instant::now();
+        let [first, second] = moments;
+        let mut states = [first.as_mut_slice::<f32>().into(), second.as_mut_slice::<f32>().into()];
+        let (parameters, gradient) = (parameters.as_mut_slice(), gradient.as_slice::<f32>().into());
+        optimizer.update(workers, update, parameters, gradient, &mut states, None)?;
+        Ok(begun.elapsed().as_secs_f64())
+    }
+
+    fn on_disk(&mut self, store: &mut Contestant) -> Result<f64, Box<dyn Error>> {
+        let update = self.next();
+        let Self { workers, optimizer, parameters, gradient, .. } = self;
+        let (parameters, gradient) = (parameters.as_mut_slice::<f32>(), gradient.as_slice::<f32>());
+        let begun = Instant::now();
+        store.pipeline.update(&mut store.tables, |tile| {
+            let rows = tile.rows.start as usize..tile.rows.end as usize;
+            let mut states: Vec<FloatsMut<'_>> = tile
+                .columns
+                .iter_mut()
+                .map(|column| bytemuck::cast_slice_mut::<u8, f32>(column).into())
+                .collect();
+            let (values, gradient) = (&mut parameters[rows.clone()], gradient[rows].into());
+            let done = optimizer.update(workers, update, values, gradient, &mut states, None);
+            done.map_err(|error| StepError(error.into()))
+        })?;
+        Ok(begun.elapsed().as_secs_f64())
+    }
+}
+
+/// What fails a step.
+#[derive(Debug, thiserror::Error)]
+#[error(transparent)]
+struct StepError(Box<dyn Error + Send + Sync>);
+
+impl From<StoreError> for StepError {
+    fn from(error: StoreError) -> Self {
+        Self(error.into())
+    }
 }
 
 /// A store with a tensor and a table in it.

@@ -7,6 +7,10 @@ use crate::floats::{Floats, FloatsMut};
 use crate::simd::{LANES, Lanes, Operation};
 use crate::workers::Split;
 
+/// How many blocks ahead memory is fetched: what its latency is worth. Some processors stop at the end of a page by
+/// themselves.
+const AHEAD: usize = 8;
+
 /// What tells one optimizer from another: where a gradient leads.
 pub(super) trait Rule<const STATES: usize>: Copy + Sync {
     /// The direction of the step, and the new states.
@@ -29,8 +33,6 @@ pub(super) struct Pass<R> {
     pub(super) decay: Option<f32>,
     /// What is taken from the parameter, times the direction.
     pub(super) step_size: f32,
-    /// Whether the copy is written past the caches.
-    pub(super) stream: bool,
 }
 
 impl<R> Pass<R> {
@@ -117,7 +119,10 @@ impl<R: Rule<STATES>, const STATES: usize> Operation for UpdateTile<'_, R, STATE
         // Loops over arrays, because closures might not be inlined.
         let mut values = [lanes.splat(0.0); STATES];
         for (at, parameters) in tile.parameters.as_chunks_mut::<LANES>().0.iter_mut().enumerate() {
+            lanes.prefetch(parameters.as_ptr().wrapping_add(AHEAD * LANES));
+            gradient.prefetch(lanes, at + AHEAD);
             for (value, state) in values.iter_mut().zip(&states) {
+                state.prefetch(lanes, at + AHEAD);
                 *value = state.load(lanes, at);
             }
             let old = lanes.load_f32(parameters);
@@ -126,14 +131,9 @@ impl<R: Rule<STATES>, const STATES: usize> Operation for UpdateTile<'_, R, STATE
             for (value, state) in new_values.into_iter().zip(&mut states) {
                 state.store(lanes, value, at);
             }
-            match &mut copy {
-                Some(copy) if pass.stream => copy.stream(lanes, new, at),
-                Some(copy) => copy.store(lanes, new, at),
-                None => {}
+            if let Some(copy) = &mut copy {
+                copy.store(lanes, new, at);
             }
-        }
-        if pass.stream {
-            lanes.fence();
         }
         if rest.len() > 0 {
             update_rest(lanes, &pass, rest);

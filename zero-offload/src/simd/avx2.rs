@@ -157,46 +157,9 @@ impl Lanes for Avx2 {
     }
 
     #[inline(always)]
-    fn stream_f32(self, values: [__m256; 2], to: &mut [f32; LANES]) {
-        if to.as_ptr().cast::<__m256>().is_aligned() {
-            // SAFETY: see above; the alignment has just been looked at, and 8 numbers further it is the same.
-            unsafe {
-                _mm256_stream_ps(to.as_mut_ptr(), values[0]);
-                _mm256_stream_ps(to.as_mut_ptr().add(HALF), values[1]);
-            }
-        } else {
-            self.store_f32(values, to);
-        }
-    }
-
-    #[inline(always)]
-    fn stream_bf16(self, values: [__m256; 2], to: &mut [bf16; LANES]) {
-        if to.as_ptr().cast::<__m256i>().is_aligned() {
-            // SAFETY: see above; the alignment has just been looked at.
-            unsafe { _mm256_stream_si256(to.as_mut_ptr().cast(), to_bf16(values)) }
-        } else {
-            self.store_bf16(values, to);
-        }
-    }
-
-    #[inline(always)]
-    fn stream_f16(self, values: [__m256; 2], to: &mut [f16; LANES]) {
-        if to.as_ptr().cast::<__m128i>().is_aligned() {
-            // SAFETY: see above; the alignment has just been looked at, and 8 numbers further it is the same.
-            unsafe {
-                let [low, high] = to_f16(values);
-                _mm_stream_si128(to.as_mut_ptr().cast(), low);
-                _mm_stream_si128(to.as_mut_ptr().add(HALF).cast(), high);
-            }
-        } else {
-            self.store_f16(values, to);
-        }
-    }
-
-    #[inline(always)]
-    fn fence(self) {
-        // SAFETY: every x86-64 has this instruction.
-        unsafe { _mm_sfence() }
+    fn prefetch<T>(self, at: *const T) {
+        // SAFETY: every x86-64 has this instruction, which is a hint and reads nothing that a program could see.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
     }
 
     #[inline(always)]

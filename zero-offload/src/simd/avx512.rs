@@ -41,10 +41,10 @@ unsafe fn round_to_bf16(values: __m512) -> __m512i {
     unsafe {
         let bits = _mm512_castps_si512(values);
         let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
-        let rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7FFF)));
+        let bias = _mm512_add_epi32(odd, _mm512_set1_epi32(0x7FFF));
         let quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x40_0000));
-        let nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(values, values);
-        _mm512_mask_blend_epi32(nan, rounded, quiet)
+        let number = _mm512_cmp_ps_mask::<_CMP_ORD_Q>(values, values);
+        _mm512_mask_add_epi32(quiet, number, bits, bias)
     }
 }
 
@@ -118,39 +118,9 @@ impl Lanes for Avx512 {
     }
 
     #[inline(always)]
-    fn stream_f32(self, values: __m512, to: &mut [f32; LANES]) {
-        if to.as_ptr().cast::<__m512>().is_aligned() {
-            // SAFETY: see above; the alignment has just been looked at.
-            unsafe { _mm512_stream_ps(to.as_mut_ptr(), values) }
-        } else {
-            self.store_f32(values, to);
-        }
-    }
-
-    #[inline(always)]
-    fn stream_bf16(self, values: __m512, to: &mut [bf16; LANES]) {
-        if to.as_ptr().cast::<__m256i>().is_aligned() {
-            // SAFETY: see above; the alignment has just been looked at.
-            unsafe { _mm256_stream_si256(to.as_mut_ptr().cast(), to_bf16(values)) }
-        } else {
-            self.store_bf16(values, to);
-        }
-    }
-
-    #[inline(always)]
-    fn stream_f16(self, values: __m512, to: &mut [f16; LANES]) {
-        if to.as_ptr().cast::<__m256i>().is_aligned() {
-            // SAFETY: see above; the alignment has just been looked at.
-            unsafe { _mm256_stream_si256(to.as_mut_ptr().cast(), to_f16(values)) }
-        } else {
-            self.store_f16(values, to);
-        }
-    }
-
-    #[inline(always)]
-    fn fence(self) {
-        // SAFETY: every x86-64 has this instruction.
-        unsafe { _mm_sfence() }
+    fn prefetch<T>(self, at: *const T) {
+        // SAFETY: every x86-64 has this instruction, which is a hint and reads nothing that a program could see.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
     }
 
     #[inline(always)]
