@@ -60,3 +60,38 @@ impl Exclusive {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn numbers() -> Tensor<1> {
+        Tensor::from_floats([1.0, 2.0, 3.0, 4.0], &Device::default())
+    }
+
+    fn values(tensor: Tensor<1>) -> Vec<f32> {
+        tensor.into_data().iter::<f32>().collect()
+    }
+
+    #[test]
+    fn memory_that_nobody_else_has_is_written_in_place() {
+        let mut alone = Exclusive::new(numbers());
+        assert!(matches!(alone, Exclusive::InPlace(_)));
+        alone.values()[1] = 9.0;
+        assert_eq!(values(alone.into_tensor(&Device::default())), [1.0, 9.0, 3.0, 4.0]);
+    }
+
+    #[test]
+    fn what_others_hold_stays_as_it_is() {
+        let whole = numbers();
+        for shard in [whole.clone(), whole.clone().slice([1..3])] {
+            let mut copy = Exclusive::new(shard);
+            assert!(matches!(copy, Exclusive::Copy(_)));
+            copy.values().fill(7.0);
+            assert_eq!(copy.len(), values(copy.into_tensor(&Device::default())).len());
+        }
+        assert_eq!(values(whole), [1.0, 2.0, 3.0, 4.0]);
+        // A view alone would keep all of the memory.
+        assert!(matches!(Exclusive::new(numbers().slice([1..3])), Exclusive::Copy(_)));
+    }
+}

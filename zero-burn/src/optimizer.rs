@@ -398,6 +398,13 @@ impl<O: ShardOptimizer> ZeroOptimizer<O> {
 
 impl<O: ShardOptimizer> Drop for ZeroOptimizer<O> {
     fn drop(&mut self) {
+        if self.pending.is_some() {
+            // To end it takes all ranks.
+            tracing::warn!(
+                "an optimizer is dropped while its last update is under way, which is lost; call `flush` before"
+            );
+            self.engine.set_pending(false);
+        }
         self.engine.count_optimizer_bytes(0, self.state_bytes.iter().sum());
     }
 }

@@ -174,3 +174,22 @@ fn nothing_is_given_out_while_an_update_is_under_way() {
         Ok(())
     });
 }
+
+#[test]
+fn an_optimizer_may_go_while_its_update_is_under_way() {
+    with_engines(&delayed(config(Stage::Two)), 2, |_, zero| {
+        let mut model = zero.shard(Odd::new)?;
+        let mut optimizer = zero.optimizer(Fused::new(Adam::ADAMW)?)?;
+        for step in 0..=EXACT as usize {
+            zero.backward(model.loss(rows(step, 0..2, zero.device()), 0))?;
+            optimizer.step(LR, &mut model)?;
+        }
+        drop(optimizer);
+        let before = weights(&zero.unshard(&model)?);
+        let mut optimizer = zero.optimizer(Fused::new(Adam::ADAMW)?)?;
+        zero.backward(model.loss(rows(9, 0..2, zero.device()), 0))?;
+        optimizer.step(LR, &mut model)?;
+        assert_ne!(weights(&zero.unshard(&model)?), before);
+        Ok(())
+    });
+}
