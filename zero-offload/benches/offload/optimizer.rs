@@ -10,14 +10,16 @@ use crate::limit::Limit;
 use crate::peer::Peer;
 use crate::samples::{Contender, Samples, judged, told};
 
-const ELEMENTS: usize = 32 << 20;
+/// No power of two: buffers of 128 MiB lie 128 MiB and a page apart, which AMD's first cache takes for the same place.
+const ELEMENTS: usize = 32_000_000;
 const OURS: &str = "zero-offload";
 const LIMIT: &str = "moving the same bytes";
 
 /// A peer's name in its program and in rows.
 const PEERS: [(&str, &str); 2] = [("torch", "PyTorch's fused AdamW"), ("deepspeed", "DeepSpeedCPUAdam")];
 
-/// DeepSpeed's update in bf16 has no masters.
+/// DeepSpeed's update in bf16 without masters moves 22 bytes for an element, where 28 are moved with them. Another job: told,
+/// not judged.
 const WITHOUT_MASTERS: &str = "DeepSpeedCPUAdam without masters";
 
 pub(crate) fn rows() -> Result<Vec<Value>, Box<dyn Error>> {
@@ -68,8 +70,12 @@ fn rows_of(task: Task, samples: &Samples) -> Vec<Value> {
     rows.push(told(format!("AdamW {name}, {OURS}, bytes moved"), rate, "GB/s"));
     rows.push(judged(format!("AdamW {name}, share of the limit"), samples.ratio(LIMIT, OURS), "", 0.9));
     for who in &names[2..] {
-        let bar = if whole { 1.3 } else { 1.0 };
-        rows.push(judged(format!("AdamW {name}, speed against {who}"), samples.ratio(who, OURS), "x", bar));
+        let (row, ratio) = (format!("AdamW {name}, speed against {who}"), samples.ratio(who, OURS));
+        rows.push(match (*who, whole) {
+            (WITHOUT_MASTERS, _) => told(row, ratio, "x"),
+            (_, true) => judged(row, ratio, "x", 1.3),
+            (_, false) => judged(row, ratio, "x", 1.0),
+        });
     }
     rows
 }
