@@ -140,6 +140,9 @@ pub(crate) const SUITES: &[Suite] = &[
             "environment::",
             "--skip",
             "network::",
+            // Files past the page cache neither.
+            "--skip",
+            "store::tests::",
             // And these have no unsafe code, but many cases.
             "--skip",
             "flight::",

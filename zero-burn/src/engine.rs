@@ -126,6 +126,7 @@ impl Engine {
         let gradients = if config.stage.shards_optimizer() { 1 } else { 2 };
         base.sums.set_retain(Bytes::of(layout.numel().saturating_mul(gradients), DType::F32));
         base.replicas.set_retain(Bytes::of(layout.numel(), DType::F32));
+        base.copies.set_retain(Bytes::of(layout.shard_numel(base.comm.rank()), config.precision.compute));
         let (rank, size) = (base.comm.rank(), config.precision.accumulate.size());
         let sums = layout.buckets().iter().map(|bucket| sums_bytes(config.stage, rank, bucket, size));
         let spill = Spill::open(&base, &layout, &bucket_labels, &sums.collect::<Vec<_>>())?;
@@ -277,6 +278,7 @@ impl Engine {
     }
 
     fn whole(&self, index: ParameterIndex) -> Result<Tensor<1>, CommError> {
+        self.phase.wait_for_shards();
         if let Some(whole) = self.held(index).whole {
             return Ok(whole);
         }
@@ -295,6 +297,7 @@ impl Engine {
             return self.whole_or_nan(index).cast(FloatDType::F32);
         }
         if !self.has_windows() {
+            self.phase.wait_for_shards();
             return self.held(index).shard;
         }
         let read = || {
@@ -481,7 +484,7 @@ impl Engine {
 
     pub(crate) fn report(&self) -> MemoryReport {
         let optimizer = Bytes::new(self.optimizer_bytes.load(Ordering::Acquire));
-        let pools = [self.gathers.pool(), self.scratch.pool(), &self.sums, &self.replicas];
+        let pools = [self.gathers.pool(), self.scratch.pool(), &self.sums, &self.replicas, &self.copies];
         let windows = [&self.windows].into_iter().chain(&self.masters).filter(|_| self.has_windows());
         MemoryReport {
             state: StateBytes { optimizer, ..*lock(&self.after_backward) },

@@ -62,8 +62,8 @@ pub enum ZeroError {
     #[error(transparent)]
     Update(Arc<UpdateError>),
 
-    /// State on a disk could not be read or written, or there is no room for it. The parameters and states of the step
-    /// before are what they were; the gradients since then are dropped.
+    /// State on a disk could not be read or written, or there is no room for it. Parameters and states are those of the step
+    /// before. If an update was under way, its gradients are dropped, and with a delayed update those since then, too.
     #[error("{during}: {cause}")]
     Offload {
         /// What the engine was doing.
@@ -146,13 +146,17 @@ pub enum ZeroError {
     LossUntracked,
 
     /// A weight that is not a positive number between 1e-20 and 1e20: beyond them, f32 gradients vanish or overflow. (On a
-    /// wire of `f16`, a gradient times its weight has to stay below 65,504.)
+    /// wire of `f16`, a gradient times its weight has to stay below 65,504, and vanishes below 6e-8.) Times the loss
+    /// scale, it must be between 1e-35 and 1e35.
     #[error(
-        "the weight of a loss must be between 1e-20 and 1e20, not {weight}; a rank without rows calls `skip_backward`"
+        "the weight of a loss must be between 1e-20 and 1e20, and times the loss scale of {scale} between 1e-35 and 1e35; \
+         it is {weight}; a rank without rows calls `skip_backward`"
     )]
     InvalidWeight {
         /// The weight given.
         weight: f64,
+        /// The loss scale.
+        scale: f64,
     },
 
     /// Backward panicked on a rank, or was refused there. Gradients gathered since the last step are dropped on every rank.
@@ -167,8 +171,9 @@ pub enum ZeroError {
         message: String,
     },
 
-    /// Another rank refuses to do what this one is ready for.
-    #[error("{rank} refuses, see its own error; nothing has changed on any rank")]
+    /// Another rank refuses to do what this one is ready for, or its disk failed in a step: then the gradients since the last
+    /// step are dropped here, too.
+    #[error("{rank} refuses, see its own error; no parameter has changed on any rank")]
     RefusedElsewhere {
         /// The lowest rank that refused.
         rank: Rank,
@@ -347,7 +352,11 @@ impl From<ConfigError> for ZeroError {
 
 impl From<StoreError> for ZeroError {
     fn from(error: StoreError) -> Self {
-        Self::Offload { during: String::from("updating parameters"), cause: Arc::new(error) }
+        let during = match error {
+            StoreError::Budget { .. } => "`offload.buffer_bytes` is too small for `offload.block_bytes`",
+            _ => "updating parameters",
+        };
+        Self::Offload { during: during.to_owned(), cause: Arc::new(error) }
     }
 }
 

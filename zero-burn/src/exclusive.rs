@@ -84,7 +84,7 @@ mod tests {
     #[test]
     fn what_others_hold_stays_as_it_is() {
         let whole = numbers();
-        for shard in [whole.clone(), whole.clone().slice([1..3])] {
+        for shard in [whole.clone(), whole.clone().narrow(0, 1, 2)] {
             let mut copy = Exclusive::new(shard);
             assert!(matches!(copy, Exclusive::Copy(_)));
             copy.values().fill(7.0);
@@ -92,6 +92,6 @@ mod tests {
         }
         assert_eq!(values(whole), [1.0, 2.0, 3.0, 4.0]);
         // A view alone would keep all of the memory.
-        assert!(matches!(Exclusive::new(numbers().slice([1..3])), Exclusive::Copy(_)));
+        assert!(matches!(Exclusive::new(numbers().narrow(0, 1, 2)), Exclusive::Copy(_)));
     }
 }

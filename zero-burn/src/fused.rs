@@ -90,7 +90,7 @@ impl Rule for Fused {
             Ok(thread) => {
                 // The thread waits for nothing else.
                 drop(give.send(job));
-                Self::Prepared::Coming(thread)
+                Self::Prepared::Coming(Beside(Some(thread)))
             }
             // Without a thread it takes longer, no more.
             Err(_) => Self::Prepared::Here(Box::new(FusedUpdate::prepare(job, true))),
@@ -100,10 +100,10 @@ impl Rule for Fused {
     fn finish(prepared: Self::Prepared) -> Finished<Self> {
         match prepared {
             Preparation::Here(update) => update.finish(),
-            Preparation::Coming(thread) => match thread.join() {
-                Ok(Some(update)) => update.finish(),
-                Ok(None) => unreachable!("it was given a job"),
-                Err(panic) => resume_unwind(panic),
+            Preparation::Coming(mut beside) => match beside.0.take().map(JoinHandle::join) {
+                Some(Ok(Some(update))) => update.finish(),
+                Some(Err(panic)) => resume_unwind(panic),
+                Some(Ok(None)) | None => unreachable!("it was given a job, and waited for once"),
             },
         }
     }
@@ -117,5 +117,17 @@ impl Rule for Fused {
 #[derive(Debug)]
 pub enum Preparation {
     Here(Box<FusedUpdate>),
-    Coming(JoinHandle<Option<FusedUpdate>>),
+    Coming(Beside),
+}
+
+/// A thread that computes an update. It is waited for in any case: it has state and files.
+#[derive(Debug)]
+pub struct Beside(Option<JoinHandle<Option<FusedUpdate>>>);
+
+impl Drop for Beside {
+    fn drop(&mut self) {
+        if let Some(thread) = self.0.take() {
+            drop(thread.join());
+        }
+    }
 }

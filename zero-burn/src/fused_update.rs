@@ -15,6 +15,7 @@ use crate::fused_state::FusedState;
 use crate::held::Updated;
 use crate::host::tensor_from_buffer;
 use crate::owned::OwnedGradients;
+use crate::phase::Updating;
 use crate::rule::{Finished, Job, ShardUpdate};
 
 /// New values of this rank's shards, which nobody has seen yet.
@@ -31,6 +32,8 @@ pub struct FusedUpdate {
     staged: Result<Option<StagedUpdate>, ZeroError>,
     /// Whether states in memory were updated half way.
     is_torn: bool,
+    /// Held where shards were moved out.
+    updating: Option<Updating>,
 }
 
 /// One shard while it is updated.
@@ -57,8 +60,12 @@ impl FusedUpdate {
             owners: Vec::new(),
             staged: Ok(None),
             is_torn: false,
+            updating: None,
         };
         let keeps_old = is_beside || this.is_disk() || this.engine.spill.is_some();
+        if !keeps_old {
+            this.updating = Some(this.engine.phase.begin_update());
+        }
         let prepared = updates.into_iter().try_for_each(|update| {
             let Fused(optimizer) = optimizers[update.group];
             this.begin(update, optimizer, factor, keeps_old)
@@ -89,7 +96,7 @@ impl FusedUpdate {
         };
         let values = match keeps_old {
             true => Exclusive::copy(engine.held(parameter).shard),
-            false => Exclusive::new(engine.take_shard(parameter)?),
+            false => Exclusive::new(engine.take_shard(parameter)),
         };
         let compute = engine.config.precision.compute;
         let copy = (compute != DType::F32).then(|| engine.copies.take(values.len() * compute.size()));
@@ -156,7 +163,7 @@ impl FusedUpdate {
         } else {
             staged.map(drop)
         };
-        let Self { engine, shards, mut states, is_torn, .. } = self;
+        let Self { engine, shards, mut states, is_torn, updating, .. } = self;
         let finish = |Shard { parameter, values, copy, .. }: Shard| {
             if let Some(state) = &mut states[parameter.index()] {
                 state.steps += 1;
@@ -166,7 +173,7 @@ impl FusedUpdate {
             (parameter, Updated { shard: values.into_tensor(&engine.device), copy })
         };
         let outcome = outcome.map(|()| shards.into_iter().map(finish).collect());
-        Finished { states, outcome, is_torn }
+        Finished { states, outcome, is_torn, updating }
     }
 }
 

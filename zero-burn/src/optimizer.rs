@@ -213,15 +213,21 @@ impl<O: ShardOptimizer> ZeroOptimizer<O> {
         let ready = self.follow().and_then(|()| self.rates(&lr.into())).and_then(|rates| {
             engine.check()?;
             check_model(model, &engine)?;
+            if self.pending.is_none() {
+                // It would be of another optimizer, whose shards this step would change.
+                engine.check_no_update()?;
+            }
             Ok(rates)
         });
-        engine.gathers.settle();
         let (contributions, rates) = engine.contributions(ready)?;
         if contributions.weight <= 0.0 {
             engine.discard_gradients();
             return Err(ZeroError::NothingToStep);
         }
-        self.finish_pending()?;
+        if let Err(error) = self.finish_pending() {
+            engine.discard_gradients();
+            return Err(error);
+        }
         let (gradients, arrived, sum_of_squares) = engine.take_gradients()?;
         // It changes with a step alone, so it is that of all backwards.
         let loss_scale = engine.loss_scale();
@@ -284,7 +290,9 @@ impl<O: ShardOptimizer> ZeroOptimizer<O> {
     /// on all. [`ZeroError::Communication`].
     pub fn flush(&mut self) -> Result<(), ZeroError> {
         if self.pending.is_some() {
+            // Nothing is read any more when the first rank shows new values.
             self.engine.gathers.settle();
+            self.engine.settle_renewals()?;
             let agreed = self.engine.comm.barrier("flush of the delayed update");
             self.engine.fail(agreed.during(|| String::from("ending the delayed update")))?;
         }
@@ -370,7 +378,8 @@ impl<O: ShardOptimizer> ZeroOptimizer<O> {
 
     /// Ends an update, and shows its parameters to all ranks.
     fn finish(&mut self, Pending { prepared, nothing_here }: Pending<O>) -> Result<(), ZeroError> {
-        let Finished { states, outcome, is_torn } = O::finish(prepared);
+        // Readers wait until the new shards are in place.
+        let Finished { states, outcome, is_torn, updating: _updating } = O::finish(prepared);
         self.states = states;
         if let (true, Err(error)) = (is_torn, &outcome) {
             self.engine.break_off(error);
@@ -389,7 +398,8 @@ impl<O: ShardOptimizer> ZeroOptimizer<O> {
         match self.pending.take() {
             Some(pending) => {
                 self.engine.set_pending(false);
-                self.finish(pending)
+                // It was counted when it began.
+                self.finish(pending).inspect_err(|_| self.step -= 1)
             }
             None => Ok(()),
         }

@@ -1,13 +1,34 @@
 //! What an engine is in the middle of, and what went wrong without a call to tell it.
 
-use std::sync::Mutex;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use crate::ZeroError;
 use crate::engine::lock;
 
 /// Backward or not, and errors on their way to the next fallible call.
 #[derive(Debug, Default)]
-pub(crate) struct Phase(Mutex<State>);
+pub(crate) struct Phase {
+    state: Mutex<State>,
+    shards: Arc<Shards>,
+}
+
+/// Whether shards are moved out, to be updated.
+#[derive(Debug, Default)]
+struct Shards {
+    are_out: Mutex<bool>,
+    are_back: Condvar,
+}
+
+/// Shards are moved out for as long as this is held.
+#[derive(Debug)]
+pub(crate) struct Updating(Arc<Shards>);
+
+impl Drop for Updating {
+    fn drop(&mut self) {
+        *lock(&self.0.are_out) = false;
+        self.0.are_back.notify_all();
+    }
+}
 
 #[derive(Debug, Default)]
 struct State {
@@ -20,16 +41,16 @@ struct State {
 
 impl Phase {
     pub(crate) fn set_in_backward(&self, in_backward: bool) {
-        lock(&self.0).in_backward = in_backward;
+        lock(&self.state).in_backward = in_backward;
     }
 
     pub(crate) fn is_in_backward(&self) -> bool {
-        lock(&self.0).in_backward
+        lock(&self.state).in_backward
     }
 
     /// The first failure or, once, the first misuse.
     pub(crate) fn check(&self) -> Result<(), ZeroError> {
-        let mut state = lock(&self.0);
+        let mut state = lock(&self.state);
         if let Some(failure) = &state.failure {
             return Err(failure.clone());
         }
@@ -38,14 +59,28 @@ impl Phase {
 
     /// The failure alone.
     pub(crate) fn check_failure(&self) -> Result<(), ZeroError> {
-        lock(&self.0).failure.clone().map_or(Ok(()), Err)
+        lock(&self.state).failure.clone().map_or(Ok(()), Err)
+    }
+
+    /// Shards are about to be moved out: who asks for them waits.
+    pub(crate) fn begin_update(&self) -> Updating {
+        *lock(&self.shards.are_out) = true;
+        Updating(Arc::clone(&self.shards))
+    }
+
+    /// Waits until all shards are in place: another thread may be in a step.
+    pub(crate) fn wait_for_shards(&self) {
+        let mut are_out = lock(&self.shards.are_out);
+        while *are_out {
+            are_out = self.shards.are_back.wait(are_out).unwrap_or_else(PoisonError::into_inner);
+        }
     }
 
     pub(crate) fn note(&self, misuse: ZeroError) {
-        lock(&self.0).misuse.get_or_insert(misuse);
+        lock(&self.state).misuse.get_or_insert(misuse);
     }
 
     pub(crate) fn fail(&self, failure: &ZeroError) {
-        lock(&self.0).failure.get_or_insert_with(|| failure.clone());
+        lock(&self.state).failure.get_or_insert_with(|| failure.clone());
     }
 }

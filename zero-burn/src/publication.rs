@@ -15,16 +15,9 @@ use crate::held::Updated;
 use crate::statistics::Activity;
 
 impl Engine {
-    /// Moves a shard out, to be updated. Nobody reads it between the agreement on the step and the fence after it.
-    pub(crate) fn take_shard(&self, index: ParameterIndex) -> Result<Tensor<1>, ZeroError> {
-        if self.has_windows() && !self.comm.copies_windows() {
-            let withdrawn = [&self.windows]
-                .into_iter()
-                .chain(&self.masters)
-                .try_for_each(|windows| windows.withdraw(index));
-            self.fail(withdrawn.during(|| String::from("updating parameters")))?;
-        }
-        Ok(self.holdings.take_shard(index))
+    /// Moves a shard out, to be updated. Where other ranks read it in place, they have a handle to it.
+    pub(crate) fn take_shard(&self, index: ParameterIndex) -> Tensor<1> {
+        self.holdings.take_shard(index)
     }
 
     /// Puts updated shards in place and makes every rank see them.

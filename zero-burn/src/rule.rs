@@ -11,6 +11,7 @@ use crate::elementwise;
 use crate::engine::Engine;
 use crate::held::Updated;
 use crate::owned::OwnedGradients;
+use crate::phase::Updating;
 use crate::stored::Stored;
 
 /// An optimizer that can update shards: any element-wise one of Burn, or [`Fused`](crate::Fused).
@@ -34,7 +35,8 @@ pub trait Rule: Clone {
 
     /// Whether shards can be updated at this rate.
     fn takes_rate(&self, lr: f64) -> bool {
-        lr.is_finite()
+        // Parameters are `f32`.
+        (lr as f32).is_finite()
     }
 
     /// Computes what becomes of this rank's shards, beside whatever else runs if `is_beside`. Others see it, and it cannot
@@ -74,6 +76,8 @@ pub struct Finished<R: Rule> {
     pub(crate) outcome: Result<Vec<(ParameterIndex, Updated)>, ZeroError>,
     /// Whether it failed half way: then some states are of this step and some of the one before.
     pub(crate) is_torn: bool,
+    /// Held where shards were moved out.
+    pub(crate) updating: Option<Updating>,
 }
 
 impl<R: Rule> std::fmt::Debug for Finished<R> {
@@ -131,7 +135,7 @@ impl<O: Optimizer> Rule for O {
         };
         let outcome = updates.into_iter().filter_map(update).collect();
         let outcome: Result<_, _> = outcome;
-        Finished { states, is_torn: outcome.is_err(), outcome }
+        Finished { states, is_torn: outcome.is_err(), outcome, updating: None }
     }
 
     fn finish(prepared: Finished<Self>) -> Finished<Self> {

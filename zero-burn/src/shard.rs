@@ -4,11 +4,12 @@
 //! ranks even share one random generator. At any moment it holds its shards and one whole parameter.
 
 use std::collections::{HashMap, HashSet};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 
 use burn::module::{Module, ModuleMapper, Param, ParamId};
 use burn::tensor::{DType, Device, Tensor};
-use zero_comm::{CommError, Communicator, CommunicatorExt};
+use zero_comm::{CommError, Communicator, CommunicatorExt, panic_message};
 use zero_core::{Layout, Offload, Parameter, ParameterIndex, ParameterSpec, Precision, Rank, ZeroConfig};
 
 use crate::ZeroError;
@@ -80,6 +81,14 @@ pub(crate) fn build_and_deal<M: Module>(
         // The others wait for this rank's part in what follows.
         comm.abort(&error.to_string());
         error
+    };
+    let build = |device: &Device| {
+        // The others wait for this rank, even if somebody catches the panic.
+        let built = catch_unwind(AssertUnwindSafe(|| build(device)));
+        built.unwrap_or_else(|panic| {
+            comm.abort(&format!("building the model panicked: {}", panic_message(&*panic)));
+            resume_unwind(panic)
+        })
     };
     let mut drawing = None;
     let (model, mut census) = if root {

@@ -34,11 +34,6 @@ impl Windows {
         self.comm.expose(self.key(parameter), Arc::new(HostTensor::new(shard)))
     }
 
-    /// Shows this rank's shard no more.
-    pub(crate) fn withdraw(&self, parameter: ParameterIndex) -> Result<(), CommError> {
-        self.comm.withdraw(self.key(parameter))
-    }
-
     /// How many bytes the whole parameter takes.
     pub(crate) fn bytes(&self, parameter: ParameterIndex) -> usize {
         self.layout.parameters()[parameter.index()].numel() * self.dtype.size()

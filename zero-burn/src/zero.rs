@@ -23,7 +23,7 @@ use crate::{shard, stand_in, succession};
 /// One rank's ZeRO engine for one model.
 ///
 /// Calls that say so are collective: every rank has to make them, in the same order. All others are local and may be
-/// made by any rank at any time; a forward pass is local, so ranks may run different ones.
+/// made by any rank at any time, from any thread (while a step of [`Fused`](crate::Fused) updates shards in place, they wait); a forward pass is local, so ranks may run different ones.
 #[derive(Debug)]
 pub struct Zero {
     base: Arc<Base>,
@@ -92,7 +92,8 @@ impl Zero {
     /// the replicas of stages 1 and 2 are made, no rank holds more than its shards and one whole parameter.
     ///
     /// The model behaves as before, and its layers need no change: `Param::val` gives whole parameters, shapes are those
-    /// of whole parameters, and so are records. What the module itself stores takes no memory; a value that is set in it
+    /// of whole parameters, and so are records. (A `ModuleVisitor` sees what the module stores, which is NaN: visit what
+    /// [`unshard`](Self::unshard) gives.) What the module itself stores takes no memory; a value that is set in it
     /// (`map`, `load_record`) would be lost, and is refused by the next step at the latest. A clone is another handle
     /// to the same parameters, not a snapshot: only [`unshard`](Self::unshard) copies.
     ///
@@ -254,11 +255,11 @@ impl Zero {
     /// detach what the other one is not to learn from.
     pub fn backward_weighted<const D: usize>(&self, loss: Tensor<D>, weight: f64) -> Result<(), ZeroError> {
         let engine = self.engine()?;
-        if let Err(refusal) = check_loss(&loss, weight) {
+        let scale = engine.loss_scale();
+        if let Err(refusal) = check_loss(&loss, weight, scale) {
             return engine.backward(0.0, 0.0, Err::<fn(), _>(refusal));
         }
         let value = loss.clone().inner().into_data().iter::<f64>().next().unwrap_or(f64::NAN);
-        let scale = engine.loss_scale();
         let run = move || {
             let loss = if scale == 1.0 { loss } else { loss.mul_scalar(scale) };
             drop(loss.backward());
@@ -417,15 +418,16 @@ impl Zero {
     }
 }
 
-fn check_loss<const D: usize>(loss: &Tensor<D>, weight: f64) -> Result<(), ZeroError> {
+fn check_loss<const D: usize>(loss: &Tensor<D>, weight: f64, scale: f64) -> Result<(), ZeroError> {
     if loss.shape().num_elements() != 1 {
         return Err(ZeroError::LossNotScalar { shape: loss.shape().to_vec() });
     }
     if !loss.is_tracked() {
         return Err(ZeroError::LossUntracked);
     }
-    if !(1e-20..=1e20).contains(&weight) {
-        return Err(ZeroError::InvalidWeight { weight });
+    // Gradients are divided by the product, in `f32`.
+    if !(1e-20..=1e20).contains(&weight) || !(1e-35..=1e35).contains(&(weight * scale)) {
+        return Err(ZeroError::InvalidWeight { weight, scale });
     }
     Ok(())
 }
