@@ -143,6 +143,9 @@ pub(crate) const SUITES: &[Suite] = &[
             // Files past the page cache neither.
             "--skip",
             "store::tests::",
+            // Of the pool of threads under them, Miri says that it breaks the rules of stacked borrows.
+            "--skip",
+            "workers::tests::",
             // And these have no unsafe code, but many cases.
             "--skip",
             "flight::",
