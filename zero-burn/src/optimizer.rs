@@ -130,6 +130,7 @@ impl<O: ShardOptimizer> ZeroOptimizer<O> {
     /// # Errors
     ///
     /// [`ZeroError::EmptyGroup`] if no parameter is left that matches, [`ZeroError::NotElementwise`],
+    /// [`ZeroError::NotOffloadable`], [`ZeroError::Offload`] without room on a disk, [`ZeroError::Workers`],
     /// [`ZeroError::InvalidLearningRate`], [`ZeroError::GroupTooLate`] after the first step.
     pub fn group(mut self, pattern: &str, optimizer: O, rate: GroupRate) -> Result<Self, ZeroError> {
         if self.step > 0 {
@@ -198,7 +199,8 @@ impl<O: ShardOptimizer> ZeroOptimizer<O> {
     /// [`ZeroError::InvalidLearningRate`], [`ZeroError::ForeignModel`] for a model of another engine, [`ZeroError::Replaced`] for one from before
     /// [`freeze`](crate::Zero::freeze) and its like, and [`ZeroError::ModelChanged`] for one whose parameters were set
     /// outside of it, and any [pending misuse](crate::Zero::check): before anything is changed, and with
-    /// [`ZeroError::RefusedElsewhere`] on the other ranks; [`ZeroError::ScaleAtMinimum`], on all ranks, with
+    /// [`ZeroError::RefusedElsewhere`] on the other ranks; [`ZeroError::UpdatePending`] for the update of another optimizer;
+    /// [`ZeroError::Offload`] if a disk fails; [`ZeroError::ScaleAtMinimum`], on all ranks, with
     /// the step skipped; [`ZeroError::Communication`] when another rank is lost.
     ///
     /// # Panics

@@ -146,7 +146,8 @@ impl Zero {
     ///
     /// # Errors
     ///
-    /// [`ZeroError::GradientsPending`] between a backward and its step, [`ZeroError::NoSuchParameter`],
+    /// [`ZeroError::GradientsPending`] between a backward and its step, [`ZeroError::UpdatePending`],
+    /// [`ZeroError::Offload`] without room for gradients on a disk, [`ZeroError::NoSuchParameter`],
     /// [`ZeroError::ForeignModel`], [`ZeroError::ModelChanged`] and [`ZeroError::Replaced`] as by
     /// [`ZeroOptimizer::step`], with [`ZeroError::RefusedElsewhere`] on the other ranks: nothing has changed.
     /// [`ZeroError::RanksDiffer`] where another rank gives another
@@ -202,7 +203,8 @@ impl Zero {
     ///
     /// # Errors
     ///
-    /// [`ZeroError::GradientsPending`] between a backward and its step, [`ZeroError::ParametersLost`],
+    /// [`ZeroError::GradientsPending`] between a backward and its step, [`ZeroError::UpdatePending`],
+    /// [`ZeroError::ParametersLost`],
     /// [`ZeroError::ForeignModel`], [`ZeroError::ModelChanged`] and [`ZeroError::Replaced`] for `model`, with
     /// [`ZeroError::RefusedElsewhere`] on the other ranks: nothing has changed. The others are those of [`shard`](Self::shard), for what `add` gives, and fail the engine as there.
     pub fn extend<M: Module, N: Module>(
@@ -224,6 +226,7 @@ impl Zero {
     /// # Errors
     ///
     /// [`ZeroError::NotElementwise`] for an optimizer that needs whole matrices (it is tried on a small one),
+    /// [`ZeroError::NotOffloadable`], [`ZeroError::Offload`] without room on a disk, [`ZeroError::Workers`],
     /// [`ZeroError::NotSharded`].
     pub fn optimizer<O: ShardOptimizer>(&self, optimizer: O) -> Result<ZeroOptimizer<O>, ZeroError> {
         ZeroOptimizer::new(Arc::clone(&self.slot), optimizer)
@@ -350,7 +353,8 @@ impl Zero {
     }
 
     /// The first failure that no call could return so far: a *pending misuse* ([`ZeroError::ModelChanged`],
-    /// [`ZeroError::StrayGradient`], [`ZeroError::Replaced`]), which is told once, or a lost rank. Local.
+    /// [`ZeroError::StrayGradient`], [`ZeroError::Replaced`], or [`ZeroError::UpdatePending`] for a record), which is told once,
+    /// or a lost rank. Local.
     ///
     /// A forward pass that cannot reach another rank's shard computes with NaN, for `Param::val` has no error to give.
     /// `backward`, `step` and `unshard` return that failure; call this after an evaluation.
