@@ -2,55 +2,19 @@
 
 mod common;
 
-use std::net::TcpListener;
 use std::sync::Arc;
-use std::thread;
 use std::time::{Duration, Instant};
 
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Tensor};
-use common::{LR, Odd, Weights, adamw, config, rows, weights, world};
+use common::{Body, LR, Odd, Weights, adamw, config, processes, rows, weights, world};
 use zero_burn::{
-    Adam, Communicator, Fused, GroupRate, LocalWorld, Offload, Partition, ProcessWorld, Rank,
-    ReduceGradients, ShardOptimizer, Stage, Zero, ZeroConfig, ZeroError, ZeroOptimizer,
+    Adam, Communicator, Fused, GroupRate, LocalWorld, Offload, Partition, ReduceGradients, ShardOptimizer,
+    Stage, Zero, ZeroConfig, ZeroError, ZeroOptimizer,
 };
-use zero_comm::{Coordinator, CoordinatorOptions, Meeting, Token};
-
-type Body<'a, T> = &'a (dyn Fn(&Arc<dyn Communicator>) -> Result<T, ZeroError> + Sync);
 
 fn threads<T: Send>(config: &ZeroConfig, size: usize, body: Body<'_, T>) -> Vec<T> {
     LocalWorld::new(world(size)).with_deadline(config.deadline()).run(|comm| body(&comm)).unwrap()
-}
-
-fn processes<T: Send>(
-    config: &ZeroConfig,
-    size: usize,
-    body: Body<'_, T>,
-    host: fn(usize) -> usize,
-) -> Vec<T> {
-    let token = Token::generate().unwrap();
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let options = CoordinatorOptions {
-        size: world(size),
-        token: token.clone(),
-        deadline: config.deadline(),
-        host: None,
-    };
-    let coordinator = Coordinator::new(listener, options).unwrap();
-    let address = coordinator.address().to_string();
-    thread::scope(|scope| {
-        let ranks: Vec<_> = (0..size)
-            .map(|rank| {
-                let meeting = Meeting::Coordinator { address: address.clone() };
-                let process = ProcessWorld::new(Rank::new(rank), world(size), meeting)
-                    .with_token(token.clone())
-                    .with_host(format!("host {}", host(rank)))
-                    .with_deadline(config.deadline());
-                scope.spawn(move || process.run(|comm| body(&comm)).unwrap())
-            })
-            .collect();
-        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
-    })
 }
 
 /// Waits for all replicas (a `ModuleVisitor` sees stand-ins, which waits for none).

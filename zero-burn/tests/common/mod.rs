@@ -2,16 +2,19 @@
 #![allow(dead_code, unreachable_pub, reason = "each test file uses its own part")]
 
 use std::collections::HashSet;
+use std::net::TcpListener;
 use std::sync::Arc;
+use std::thread;
 
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::{Device, Distribution, FloatDType, Tensor, TensorData};
 use zero_burn::{
-    Bytes, Communicator, DType, LocalWorld, Partition, ShardOptimizer, Stage, StepOutcome, WorldSize, Zero,
-    ZeroConfig, ZeroError, materialize,
+    Bytes, Communicator, DType, LocalWorld, Partition, ProcessWorld, Rank, ShardOptimizer, Stage,
+    StepOutcome, WorldSize, Zero, ZeroConfig, ZeroError, materialize,
 };
+use zero_comm::{Coordinator, CoordinatorOptions, Meeting, Token};
 
 pub const WIDTH: usize = 5;
 pub const INPUT: usize = 7;
@@ -156,6 +159,41 @@ pub fn with_engines<T: Send>(
         .with_deadline(config.deadline())
         .run(|comm| f(&comm, Zero::new(config.clone(), &comm, Device::default())?))
         .unwrap_or_else(|error| panic!("{:?} on {size} ranks: {error}", config.stage))
+}
+
+/// What a rank does.
+pub type Body<'a, T> = &'a (dyn Fn(&Arc<dyn Communicator>) -> Result<T, ZeroError> + Sync);
+
+/// Runs `body` on ranks that are threads, each with everything that a process has; `host` says where they seem to run.
+pub fn processes<T: Send>(
+    config: &ZeroConfig,
+    size: usize,
+    body: Body<'_, T>,
+    host: fn(usize) -> usize,
+) -> Vec<T> {
+    let token = Token::generate().unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let options = CoordinatorOptions {
+        size: world(size),
+        token: token.clone(),
+        deadline: config.deadline(),
+        host: None,
+    };
+    let coordinator = Coordinator::new(listener, options).unwrap();
+    let address = coordinator.address().to_string();
+    thread::scope(|scope| {
+        let ranks: Vec<_> = (0..size)
+            .map(|rank| {
+                let meeting = Meeting::Coordinator { address: address.clone() };
+                let process = ProcessWorld::new(Rank::new(rank), world(size), meeting)
+                    .with_token(token.clone())
+                    .with_host(format!("host {}", host(rank)))
+                    .with_deadline(config.deadline());
+                scope.spawn(move || process.run(|comm| body(&comm)).unwrap())
+            })
+            .collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    })
 }
 
 /// What a run gives: the outcome of each step and the final weights.
