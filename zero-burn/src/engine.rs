@@ -278,8 +278,10 @@ impl Engine {
     }
 
     fn whole(&self, index: ParameterIndex) -> Result<Tensor<1>, CommError> {
-        self.phase.wait_for_shards();
-        if let Some(whole) = self.held(index).whole {
+        let in_place = self.phase.wait_for_shards();
+        let held = self.held(index);
+        drop(in_place);
+        if let Some(whole) = held.whole {
             return Ok(whole);
         }
         if self.stays_whole(index) { self.renew(index) } else { self.gathers.whole(index) }
@@ -297,7 +299,7 @@ impl Engine {
             return self.whole_or_nan(index).cast(FloatDType::F32);
         }
         if !self.has_windows() {
-            self.phase.wait_for_shards();
+            let _in_place = self.phase.wait_for_shards();
             return self.held(index).shard;
         }
         let read = || {

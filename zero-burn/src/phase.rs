@@ -1,6 +1,6 @@
 //! What an engine is in the middle of, and what went wrong without a call to tell it.
 
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use crate::ZeroError;
 use crate::engine::lock;
@@ -68,12 +68,13 @@ impl Phase {
         Updating(Arc::clone(&self.shards))
     }
 
-    /// Waits until all shards are in place: another thread may be in a step.
-    pub(crate) fn wait_for_shards(&self) {
+    /// Waits until all shards are in place, for another thread may be in a step; none is moved out while the guard is held.
+    pub(crate) fn wait_for_shards(&self) -> MutexGuard<'_, bool> {
         let mut are_out = lock(&self.shards.are_out);
         while *are_out {
             are_out = self.shards.are_back.wait(are_out).unwrap_or_else(PoisonError::into_inner);
         }
+        are_out
     }
 
     pub(crate) fn note(&self, misuse: ZeroError) {

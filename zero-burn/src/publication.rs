@@ -26,6 +26,8 @@ impl Engine {
         updated: Vec<(ParameterIndex, Updated)>,
         nothing_here: &[ParameterIndex],
     ) -> Result<(), ZeroError> {
+        // Who asks for a parameter meanwhile waits until its replica is there.
+        let _updating = self.phase.begin_update();
         // Others have updated theirs: replicas of these are stale, too.
         let mut indices = nothing_here.to_vec();
         for &index in nothing_here {

@@ -206,6 +206,10 @@ fn unshard_in_another_thread_while_fused_steps_stage_2() {
     evaluated_beside(Stage::Two, 2, Fused::new(Adam::ADAMW).unwrap());
 }
 #[test]
+fn unshard_in_another_thread_while_burn_steps_world_1() {
+    evaluated_beside(Stage::Three, 1, common::adamw().build());
+}
+#[test]
 fn unshard_in_another_thread_while_burn_steps_stage_3() {
     evaluated_beside(Stage::Three, 2, common::adamw().build());
 }
