@@ -96,7 +96,8 @@ impl Group {
         let seats = around.seats(&members, position);
         let shared = match file.filter(|_| around.is_shared(&members)) {
             None => None,
-            Some(file) => match Shared::new(file, seats.clone()) {
+            // The file is there until the world knows of an error: others that found none would report that.
+            Some(file) => match Shared::new(file.clone(), seats.clone()) {
                 Ok(shared) => Some(shared),
                 Err(error) => return Err(around.no_shared_memory(&error, wait)),
             },
