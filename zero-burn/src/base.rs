@@ -136,7 +136,7 @@ impl Base {
         if let Some(disk) = self.disk.get() {
             return Ok(disk);
         }
-        let disk = Disk::open(self.offload(), self.comm.rank(), Arc::clone(&self.traffic))?;
+        let disk = Disk::open(self)?;
         Ok(self.disk.get_or_init(|| disk))
     }
 }

@@ -1,14 +1,15 @@
 //! Training state on a disk.
 
-use std::path::PathBuf;
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use zero_core::{Bytes, Offload, Rank};
+use zero_core::{Bytes, Offload};
 use zero_offload::{NvmeStore, Pipeline, StoreError, StoreOptions, Table};
 
 use crate::ZeroError;
+use crate::base::Base;
 use crate::engine::lock;
 
 /// A rank's store, and the buffers through which it is updated.
@@ -20,19 +21,13 @@ pub(crate) struct Disk {
 }
 
 impl Disk {
-    pub(crate) fn open(offload: &Offload, rank: Rank, traffic: Arc<Traffic>) -> Result<Self, ZeroError> {
+    pub(crate) fn open(base: &Base) -> Result<Self, ZeroError> {
         let open = || {
-            let directory = offload.optimizer.path.clone().unwrap_or_else(|| PathBuf::from("."));
-            let store = NvmeStore::open(StoreOptions {
-                rank,
-                block: offload.block_bytes,
-                depth: offload.depth,
-                // States pass through the pipeline's buffers; only what is written at first needs others.
-                buffers: offload.block_bytes,
-                ..StoreOptions::new(directory)
-            })?;
+            let offload = base.offload();
+            // States pass through the pipeline's buffers; only what is written at first needs others.
+            let store = open_store(base, offload.optimizer.path.as_deref(), offload.block_bytes)?;
             let pipeline = Pipeline::new(&store, offload.buffer_bytes)?;
-            Ok(Self { store, pipeline: Mutex::new(pipeline), traffic })
+            Ok(Self { store, pipeline: Mutex::new(pipeline), traffic: Arc::clone(&base.traffic) })
         };
         open().map_err(|error: StoreError| {
             ZeroError::from(error).during("opening the disk for optimizer state")
@@ -68,6 +63,23 @@ impl Disk {
     pub(crate) fn update<T>(&self, bytes: u64, run: impl FnOnce(&mut Pipeline) -> T) -> T {
         self.traffic.during(2 * bytes, || run(&mut lock(&self.pipeline)))
     }
+}
+
+/// A store of this rank in `directory`, which the configuration has where it has a disk, with so much memory for what is not
+/// aligned.
+pub(crate) fn open_store(
+    base: &Base,
+    directory: Option<&Path>,
+    buffers: Bytes,
+) -> Result<NvmeStore, StoreError> {
+    let Offload { block_bytes, depth, .. } = *base.offload();
+    NvmeStore::open(StoreOptions {
+        rank: base.comm.rank(),
+        block: block_bytes,
+        depth,
+        buffers,
+        ..StoreOptions::new(directory.unwrap_or_else(|| Path::new("")))
+    })
 }
 
 /// What went to and from disks, and how long that took.

@@ -10,8 +10,8 @@ use burn::module::ParamId;
 use burn::tensor::{FloatDType, Tensor};
 use zero_comm::{CommError, CommunicatorExt, ReduceOp, Work, panic_message};
 use zero_core::{
-    Bucket, Bytes, DType, Layout, LookAheadOptions, MinScaleReached, Parameter, ParameterIndex, Rank,
-    ReduceGradients, StateBytes,
+    Bucket, Bytes, DType, Layout, MinScaleReached, Parameter, ParameterIndex, Rank, ReduceGradients,
+    StateBytes,
 };
 use zero_offload::{HostBuffer, HostPool};
 
@@ -115,8 +115,6 @@ impl Engine {
         let is_mixed = config.precision.compute != DType::F32;
         let masters =
             is_mixed.then(|| Windows { dtype: DType::F32, values: Values::Master, ..windows.clone() });
-        let lookahead_bytes = if base.reads.is_some() { config.lookahead_bytes } else { Bytes::ZERO };
-        let look_ahead = LookAheadOptions { lookahead_bytes, ..config.lookahead_options() };
         let counted = previous.map_or_else(Default::default, |engine| engine.gathers.statistics());
         // What is needed in every step need not be allocated again: buckets that fill or are on their way, and what
         // reducing one takes for a moment; all sums; all replicas, whose memory is idle only within a step.
@@ -129,11 +127,11 @@ impl Engine {
         base.copies.set_retain(Bytes::of(layout.shard_numel(base.comm.rank()), config.precision.compute));
         let (rank, size) = (base.comm.rank(), config.precision.accumulate.size());
         let sums = layout.buckets().iter().map(|bucket| sums_bytes(config.stage, rank, bucket, size));
-        let spill = Spill::open(&base, &layout, &bucket_labels, &sums.collect::<Vec<_>>())?;
+        let spill = Spill::open(&base, &bucket_labels, &sums.collect::<Vec<_>>())?;
         Ok(Self {
             spill,
             uses: Uses::new(layout.parameters().len()),
-            gathers: Gathers::new(windows.clone(), &base, look_ahead, counted),
+            gathers: Gathers::new(windows.clone(), &base, config.lookahead_options(), counted),
             holdings: Arc::new(Holdings::new(windows.clone(), &base)),
             gradients: Mutex::new(GradientStore::new(layout.parameters().len(), layout.buckets().len())),
             stand_ins: layout
@@ -419,11 +417,11 @@ impl Engine {
         self.phase.check_failure()?;
         let contributions = lock(&self.gradients).contributions(self, ready.as_deref().ok());
         let contributions = self.fail(contributions.during(|| String::from("agreeing on the step")))?;
-        let rates = ready?;
-        match contributions {
-            Ok(contributions) => Ok((contributions, rates)),
-            Err(rank) => Err(ZeroError::RefusedElsewhere { rank }),
-        }
+        let Some(contributions) = contributions else {
+            // Which fails, for a rank is not ready, and says which.
+            return self.together(ready).and(Err(ZeroError::NothingToStep));
+        };
+        Ok((contributions, ready?))
     }
 
     /// Moves the reduced gradients out, with the first that came to this rank and was not finite, and with the sum of

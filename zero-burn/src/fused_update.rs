@@ -96,7 +96,7 @@ impl FusedUpdate {
         };
         let values = match keeps_old {
             true => Exclusive::copy(engine.held(parameter).shard),
-            false => Exclusive::new(engine.take_shard(parameter)),
+            false => Exclusive::new(engine.holdings.take_shard(parameter)),
         };
         let compute = engine.config.precision.compute;
         let copy = (compute != DType::F32).then(|| engine.copies.take(values.len() * compute.size()));
@@ -122,7 +122,7 @@ impl FusedUpdate {
     /// Updates the elements whose states are on the disk.
     fn stage(&mut self) -> Result<StagedUpdate, ZeroError> {
         let Self { engine, gradients, shards, states, owners, .. } = self;
-        let kind = Kind::of(engine)?;
+        let (kind, disk) = (Kind::of(engine)?, engine.disk()?);
         // The tables, each with its shard and the element of its first row.
         let (mut tables, mut places) = (Vec::new(), Vec::new());
         for (at, shard) in shards.iter().enumerate() {
@@ -136,7 +136,7 @@ impl FusedUpdate {
         }
         let width = kind.stored.size() as u64;
         let bytes = tables.iter().map(|table: &Table| table.rows() * table.width() as u64 * width).sum();
-        let staged = engine.disk()?.update(bytes, |pipeline| {
+        let staged = disk.update(bytes, |pipeline| {
             pipeline.stage(tables, |tile| {
                 let (at, first) = places[tile.table];
                 let rows = first + tile.rows.start as usize..first + tile.rows.end as usize;

@@ -132,24 +132,6 @@ impl Gathers {
         Ok(self.lend(parameter, buffer))
     }
 
-    /// Waits for what is on its way, so that nothing is read when owners change it.
-    pub(crate) fn settle(&self) {
-        let mut state = lock(&self.state);
-        let coming: Vec<_> = state
-            .slots
-            .iter_mut()
-            .filter(|slot| matches!(slot.resident, Some(Resident::Coming(_))))
-            .filter_map(|slot| slot.resident.take())
-            .collect();
-        drop(state);
-        for resident in coming {
-            if let Resident::Coming(work) = resident {
-                // Who asks for it next reads it, and hears of what went wrong.
-                drop(work.wait());
-            }
-        }
-    }
-
     /// Parameters have changed: every copy is stale.
     pub(crate) fn begin_round(&self) {
         let mut state = lock(&self.state);

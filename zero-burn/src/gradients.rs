@@ -290,13 +290,13 @@ impl GradientStore {
         *self = Self::new(self.sums.len(), self.buckets.len());
     }
 
-    /// What all ranks brought since the last step, or the lowest rank that refuses to step. `rates` are this rank's
-    /// learning rates, or nothing if it refuses.
+    /// What all ranks brought since the last step; nothing if some rank refuses to step. `rates` are this rank's learning
+    /// rates, or nothing if it refuses.
     pub(crate) fn contributions(
         &self,
         engine: &Engine,
         rates: Option<&[f64]>,
-    ) -> Result<Result<Contributions, Rank>, CommError> {
+    ) -> Result<Option<Contributions>, CommError> {
         let world = engine.world() as f64;
         let digest = rates.map_or(0, digest);
         let [high, low] = [digest >> 32, digest & u64::from(u32::MAX)].map(|half| half as f64);
@@ -307,16 +307,14 @@ impl GradientStore {
             engine.comm.all_reduce(&mut values, ReduceOp::Sum, "what each rank brings to the step")?;
         }
         if values[0] > 0.0 {
-            let mut lowest = [rates.map_or(engine.comm.rank().index() as f64, |_| world)];
-            engine.comm.all_reduce(&mut lowest, ReduceOp::Min, "who refuses to step")?;
-            return Ok(Err(Rank::new(lowest[0] as usize)));
+            return Ok(None);
         }
         if let Some(rates) = rates.filter(|_| values[1..3] != [high * world, low * world]) {
             // Ranks whose labels differ are told so: all have to step by the same rates.
             engine.comm.barrier(&format!("a step with {}", describe(rates)))?;
         }
         let counts = values.split_off(5);
-        Ok(Ok(Contributions { weight: values[3], weighted_loss: values[4], counts }))
+        Ok(Some(Contributions { weight: values[3], weighted_loss: values[4], counts }))
     }
 
     /// Bytes of sums that are held now, or will be when what is on its way has come.

@@ -9,12 +9,13 @@ use std::time::Instant;
 
 use zero_comm::{CommunicatorExt, ReduceOp};
 use zero_core::{
-    Bytes, Footprints, Layout, Machine, Medium, MemorySetup, OptimizerCost, PlacementPlan, Tier,
+    Bytes, Footprint, Footprints, Layout, Machine, Medium, MemorySetup, OptimizerCost, PlacementPlan, Tier,
 };
-use zero_offload::{NvmeStore, StoreError, StoreOptions};
+use zero_offload::StoreError;
 
 use crate::ZeroError;
 use crate::base::Base;
+use crate::disk::open_store;
 use crate::error::During;
 
 /// How much is moved to measure a bandwidth: more than caches hold.
@@ -35,17 +36,18 @@ pub(crate) fn place(base: &Base, layout: &Layout) -> Result<Option<PlacementPlan
     let own = setup.footprints(layout, base.comm.rank(), NonZeroU32::MIN);
     let mut state = [own.optimizer, own.gradients, own.parameters].map(|kind| kind.bytes.get() as f64);
     let path = kinds.iter().find_map(|kind| kind.path.as_deref());
+    let choosing = || String::from("choosing tiers");
+    // The ranks of a host share what is measured, so all of them measure at the same time.
+    base.comm.barrier("before memory and disk are measured").during(choosing)?;
     let measured = Measured::new(base, path);
-    let ready = measured.as_ref().map_or_else(|_| [0.0; 7], Measured::to_array);
-    let mut machine = ready;
-    let agreed = base.comm.barrier("before bandwidths are compared").and_then(|()| {
+    let mut machine = measured.as_ref().map_or_else(|_| [0.0; 7], Measured::to_array);
+    let mut agree = || {
         base.comm.all_reduce(&mut state, ReduceOp::Max, "the largest state of a rank")?;
         base.comm.all_reduce(&mut machine, ReduceOp::Min, "the scarcest machine of a rank")
-    });
-    agreed.during(|| String::from("choosing tiers"))?;
+    };
+    agree().during(choosing)?;
     measured.map_err(|error| ZeroError::from(error).during("measuring the disk"))?;
-    let bytes =
-        |of: zero_core::Footprint, bytes: f64| zero_core::Footprint { bytes: Bytes::new(bytes as u64), ..of };
+    let bytes = |of: Footprint, bytes: f64| Footprint { bytes: Bytes::new(bytes as u64), ..of };
     let state = Footprints {
         optimizer: bytes(own.optimizer, state[0]),
         gradients: bytes(own.gradients, state[1]),
@@ -65,29 +67,23 @@ struct Measured {
 }
 
 impl Measured {
-    /// Measures at the same time as the other ranks of the host.
     fn new(base: &Base, directory: Option<&Path>) -> Result<Self, StoreError> {
         let neighbours = base.comm.ranks_of_host().len() as u64;
         // Half of it is for activations and whatever else there is.
         let capacity = Bytes::new(available_memory().get() / 2 / neighbours);
+        // On page boundaries, as what goes to a disk in a step.
+        let [mut sample, mut to] = [(); 2].map(|()| base.exports.take(SAMPLE));
+        sample.fill(1);
         let rate = quickest(|| {
-            let (from, mut to) = (vec![1_u8; SAMPLE], vec![0_u8; SAMPLE]);
             let begin = Instant::now();
-            to.copy_from_slice(black_box(&from));
+            to.copy_from_slice(black_box(&sample));
             black_box(&to);
             Ok(begin.elapsed().as_secs_f64())
         })?;
         let disk = directory.map(|directory| {
-            let offload = &base.config.offload;
-            let store = NvmeStore::open(StoreOptions {
-                rank: base.comm.rank(),
-                block: offload.block_bytes,
-                depth: offload.depth,
-                ..StoreOptions::new(directory)
-            })?;
+            let store = open_store(base, Some(directory), base.offload().block_bytes)?;
             let capacity = Bytes::new(store.free().get() / neighbours);
             let mut slot = store.reserve("a sample to measure the disk by", SAMPLE as u64)?;
-            let mut sample = vec![1_u8; SAMPLE];
             let write = quickest(|| {
                 let begin = Instant::now();
                 slot.write(0, &sample)?;

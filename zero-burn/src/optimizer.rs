@@ -195,13 +195,13 @@ impl<O: ShardOptimizer> ZeroOptimizer<O> {
     ///
     /// # Errors
     ///
-    /// [`ZeroError::NothingToStep`] without a backward since the last step;
-    /// [`ZeroError::InvalidLearningRate`], [`ZeroError::ForeignModel`] for a model of another engine, [`ZeroError::Replaced`] for one from before
-    /// [`freeze`](crate::Zero::freeze) and its like, and [`ZeroError::ModelChanged`] for one whose parameters were set
-    /// outside of it, and any [pending misuse](crate::Zero::check): before anything is changed, and with
-    /// [`ZeroError::RefusedElsewhere`] on the other ranks; [`ZeroError::UpdatePending`] for the update of another optimizer;
-    /// [`ZeroError::Offload`] if a disk fails; [`ZeroError::ScaleAtMinimum`], on all ranks, with
-    /// the step skipped; [`ZeroError::Communication`] when another rank is lost.
+    /// Before anything is changed, with [`ZeroError::RefusedElsewhere`] on the other ranks:
+    /// [`ZeroError::InvalidLearningRate`], [`ZeroError::ForeignModel`] for a model of another engine,
+    /// [`ZeroError::Replaced`] for one from before [`freeze`](crate::Zero::freeze) and its like,
+    /// [`ZeroError::ModelChanged`] for one whose parameters were set outside of it, [`ZeroError::UpdatePending`] for the
+    /// update of another optimizer, and any [pending misuse](crate::Zero::check). [`ZeroError::NothingToStep`] without a
+    /// backward since the last step; [`ZeroError::Offload`] if a disk fails; [`ZeroError::ScaleAtMinimum`], on all ranks,
+    /// with the step skipped; [`ZeroError::Communication`] when another rank is lost.
     ///
     /// # Panics
     ///
@@ -292,8 +292,7 @@ impl<O: ShardOptimizer> ZeroOptimizer<O> {
     /// on all. [`ZeroError::Communication`].
     pub fn flush(&mut self) -> Result<(), ZeroError> {
         if self.pending.is_some() {
-            // Nothing is read any more when the first rank shows new values.
-            self.engine.gathers.settle();
+            // Replicas of the old values are here when the first rank shows new ones.
             self.engine.settle_renewals()?;
             let agreed = self.engine.comm.barrier("flush of the delayed update");
             self.engine.fail(agreed.during(|| String::from("ending the delayed update")))?;

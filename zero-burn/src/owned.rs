@@ -85,23 +85,33 @@ impl OwnedGradients {
             };
         }
         let is_part = matches!(self, Self::Parts(_));
-        let Some(index) = engine.layout.bucket_of(parameter) else { return Ok(()) };
-        let bucket = &engine.layout.buckets()[index];
-        for segment in bucket.segments(parameter).iter().filter(|segment| self.has(engine, bucket, segment)) {
+        for (bucket, segment) in self.segments(engine, parameter) {
             let first = if is_part { 0 } else { segment.source.start };
             let part = rows.start.max(first)..rows.end.min(first + segment.source.len());
             if !part.is_empty() {
                 let within = part.start - first..part.end - first;
-                self.pieces(engine, index, segment, within, &mut |at, sums| see(first + at, sums))?;
+                self.pieces(engine, bucket, segment, within, &mut |at, sums| see(first + at, sums))?;
             }
         }
         Ok(())
     }
 
-    /// Whether the sums of a segment are here.
-    fn has(&self, engine: &Engine, bucket: &Bucket, segment: &Segment) -> bool {
-        let here = self.here(engine, bucket);
-        segment.offset >= here.start && segment.offset + segment.source.len() <= here.end
+    /// The segments of `parameter` whose sums are here, each with the number of its bucket.
+    fn segments<'e>(
+        &self,
+        engine: &'e Engine,
+        parameter: ParameterIndex,
+    ) -> impl Iterator<Item = (usize, &'e Segment)> + use<'e> {
+        let index = engine.layout.bucket_of(parameter).filter(|_| !matches!(self, Self::Whole(_)));
+        let here = index.map(|index| (index, self.here(engine, &engine.layout.buckets()[index])));
+        here.into_iter().flat_map(move |(index, here)| {
+            let segments = engine.layout.buckets()[index].segments(parameter).iter();
+            segments
+                .filter(move |segment| {
+                    segment.offset >= here.start && segment.offset + segment.source.len() <= here.end
+                })
+                .map(move |segment| (index, segment))
+        })
     }
 
     /// The elements of a bucket whose sums are here.
@@ -112,8 +122,8 @@ impl OwnedGradients {
         }
     }
 
-    /// Shows the elements `within` a segment of a bucket to `see`, with where in the segment they begin: all at once, or
-    /// pieces of a multiple of [`PIECE`] from a disk.
+    /// Shows the elements `within` a segment of a bucket to `see`, with where in the segment they begin: all at once, or from
+    /// a disk [`PIECE`] of them at a time.
     fn pieces<E: From<StoreError>>(
         &self,
         engine: &Engine,
@@ -151,12 +161,9 @@ impl OwnedGradients {
         parameter: ParameterIndex,
         see: &mut dyn FnMut(&Segment, usize, Floats<'_>) -> Result<(), E>,
     ) -> Result<(), E> {
-        let Some(index) = engine.layout.bucket_of(parameter) else { return Ok(()) };
-        let bucket = &engine.layout.buckets()[index];
-        for segment in bucket.segments(parameter).iter().filter(|segment| self.has(engine, bucket, segment)) {
-            self.pieces(engine, index, segment, 0..segment.source.len(), &mut |at, sums| {
-                see(segment, at, sums)
-            })?;
+        for (bucket, segment) in self.segments(engine, parameter) {
+            let whole = 0..segment.source.len();
+            self.pieces(engine, bucket, segment, whole, &mut |at, sums| see(segment, at, sums))?;
         }
         Ok(())
     }

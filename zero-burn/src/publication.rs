@@ -15,11 +15,6 @@ use crate::held::Updated;
 use crate::statistics::Activity;
 
 impl Engine {
-    /// Moves a shard out, to be updated. Where other ranks read it in place, they have a handle to it.
-    pub(crate) fn take_shard(&self, index: ParameterIndex) -> Tensor<1> {
-        self.holdings.take_shard(index)
-    }
-
     /// Puts updated shards in place and makes every rank see them.
     pub(crate) fn replace_shards(
         &self,

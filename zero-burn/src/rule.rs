@@ -43,7 +43,8 @@ pub trait Rule: Clone {
     /// be taken back, only when it is [finished](Self::finish).
     fn prepare(job: Job<Self>, is_beside: bool) -> Self::Prepared;
 
-    /// Gives the states back, and the new shards; nothing has changed if it fails, unless it is torn. Collective where state is on a disk.
+    /// Gives the states back, and the new shards; nothing has changed if it fails, unless it is torn. Collective where
+    /// state is on a disk.
     fn finish(prepared: Self::Prepared) -> Finished<Self>;
 
     /// Bytes of memory that a state takes.

@@ -1,14 +1,13 @@
 //! Gradients on a disk, from backward to step.
 
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
-use zero_core::{Bucket, Layout, Rank, Stage, Tier};
-use zero_offload::{NvmeStore, Slot, StoreError, StoreOptions};
+use zero_core::{Bucket, Bytes, Rank, Stage, Tier};
+use zero_offload::{Slot, StoreError};
 
 use crate::ZeroError;
 use crate::base::Base;
-use crate::disk::Traffic;
+use crate::disk::{Traffic, open_store};
 use crate::engine::lock;
 
 /// Room on a disk for this rank's sums of each bucket.
@@ -28,29 +27,18 @@ pub(crate) struct Place {
 }
 
 impl Spill {
-    /// Room for what the configuration keeps on a disk; `sums` has the bytes of each bucket's sums here.
-    pub(crate) fn open(
-        base: &Base,
-        layout: &Layout,
-        labels: &[String],
-        sums: &[usize],
-    ) -> Result<Option<Self>, ZeroError> {
+    /// Room for what the configuration keeps on a disk; `labels` and `sums` have the name of each bucket and the bytes of its
+    /// sums here.
+    pub(crate) fn open(base: &Base, labels: &[String], sums: &[usize]) -> Result<Option<Self>, ZeroError> {
         let offload = base.offload();
         let placement = &offload.gradients;
         if placement.tier != Tier::Nvme {
             return Ok(None);
         }
-        debug_assert_eq!(layout.buckets().len(), sums.len(), "one for each bucket");
         let open = || {
-            let largest = sums.iter().max().copied().unwrap_or(0) as u64;
-            let directory = placement.path.clone().unwrap_or_else(|| PathBuf::from("."));
-            let store = NvmeStore::open(StoreOptions {
-                rank: base.comm.rank(),
-                block: offload.block_bytes,
-                depth: offload.depth,
-                buffers: offload.buffer_bytes.min(zero_core::Bytes::new(largest)).max(offload.block_bytes),
-                ..StoreOptions::new(directory)
-            })?;
+            let largest = Bytes::new(sums.iter().max().copied().unwrap_or(0) as u64);
+            let buffers = offload.buffer_bytes.min(largest).max(offload.block_bytes);
+            let store = open_store(base, placement.path.as_deref(), buffers)?;
             let mut missing = placement.elements(sums.iter().sum());
             let places = labels.iter().zip(sums).map(|(label, &bytes)| {
                 if missing == 0 || bytes == 0 {
