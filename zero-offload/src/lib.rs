@@ -31,7 +31,8 @@
 //! - `simd`: arithmetic written once for every [`InstructionSet`].
 //! - `workers`: [`Workers`], the threads of a rank and the cores they run on.
 //! - `store`: [`NvmeStore`], tensors in files: io_uring or threads, past the page cache, every transfer checked.
-//! - `table`, `pipeline`: [`Pipeline`], which updates [`Table`]s in a store while it reads and writes ahead and behind.
+//! - `table`, `pipeline`, `circle`: [`Pipeline`], which updates [`Table`]s in a store while it reads and writes ahead and
+//!   behind, in a circle of memory.
 //!
 //! # Features
 //!

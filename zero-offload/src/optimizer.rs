@@ -37,7 +37,7 @@ pub use weight_decay::WeightDecay;
 /// many threads work or which [`InstructionSet`](crate::InstructionSet) they use, to the bit (but for the payload of NaN).
 /// What is stored in 16 bits is rounded to the nearest even after the update has used the unrounded value.
 ///
-/// What each rule computes equals PyTorch's optimizer of that name. Rounding differs from PyTorch's and Burn's in two
+/// What each rule computes equals PyTorch's optimizer of that name, and for Lion the paper's program. Rounding differs from PyTorch's and Burn's in two
 /// places: decoupled decay and step are added up before they are taken from the parameter, which is then rounded once
 /// instead of twice (and its decay rate is not rounded to a multiple of 2^-24, as that of `p * (1 - lr * decay)` is); and
 /// bias corrections use `f64` powers, where Burn's use `f32`.

@@ -8,7 +8,7 @@ use zero_core::Bytes;
 use crate::circle::Circle;
 use crate::memory::{Memory, PAGE};
 use crate::store::{Batch, Engine, NvmeStore, Queue, Span, Staged, StoreError, new_queue};
-use crate::table::Table;
+use crate::table::{Column, Table};
 
 /// How many tiles the buffers hold, of tables that are not cut finer than they can be: one that is updated, and
 /// enough before and after it for the disk never to wait.
@@ -19,7 +19,7 @@ const LEAST_TILES: usize = 3;
 /// Updates tables that are larger than memory, in tiles that pass through a fixed amount of it.
 ///
 /// While one tile is updated the next ones are read and the last ones written. The buffers are allocated once, of
-/// exactly the size that is allowed; all else that grows with the tables is some bytes for each block.
+/// the size that is allowed, in whole pages; all else that grows with the tables is some bytes for each block.
 ///
 /// ```
 /// use zero_core::Bytes;
@@ -54,7 +54,6 @@ pub struct Pipeline {
     // Dropped first: it ends all transfers.
     queue: Queue,
     all: Span,
-    block: usize,
     /// Owns what `all` spans.
     _memory: Memory,
 }
@@ -122,7 +121,7 @@ impl Pipeline {
         let mut memory = pages.ok_or(StoreError::NoMemory { wanted: budget })?;
         let all = Span::of_mut(memory.bytes_mut());
         let (queue, _) = make(store.engine(), store.inner.depth, all)?;
-        Ok(Self { queue, all, block: store.inner.block, _memory: memory })
+        Ok(Self { queue, all, _memory: memory })
     }
 
     /// How much memory the buffers are.
@@ -218,8 +217,11 @@ impl Pipeline {
     fn cut(&self, table: &Table) -> Result<usize, StoreError> {
         let budget = self.all.len();
         // Blocks are a power of two: the column whose width has the fewest factors of two needs the most rows.
-        let rows = |width: usize| (self.block >> width.trailing_zeros().min(self.block.ilog2())).max(1);
-        let finest = table.columns().iter().map(|column| rows(column.width)).max().unwrap_or(self.block);
+        let rows = |column: &Column| {
+            let block = column.slot.block();
+            (block >> column.width.trailing_zeros().min(block.ilog2())).max(1)
+        };
+        let finest = table.columns().iter().map(rows).max().unwrap_or(PAGE);
         let bytes = tile_bytes(table, &(0..finest as u64));
         let least = bytes.min(tile_bytes(table, &(0..table.rows()))).saturating_mul(LEAST_TILES);
         if least > budget {
@@ -232,13 +234,9 @@ impl Pipeline {
 
     fn read(&self, table: &Table, place: &Place) -> Batch {
         let mut requests = Vec::new();
-        for (column, blocks, memory) in place.parts(table, self.block) {
-            let slot = &table.columns()[column].slot;
-            for block in blocks.clone().filter(|&block| !slot.is_written(block)) {
-                let memory = memory.part((block - blocks.start) * self.block, slot.stored_len(block));
-                // SAFETY: the tile's part of the buffers, which nobody else has while the tile is there.
-                unsafe { memory.bytes_mut() }.fill(0);
-            }
+        for (Column { slot, .. }, blocks, memory) in place.parts(table) {
+            // SAFETY: the tile's part of the buffers, which nobody else has while the tile is there.
+            slot.zero_unwritten(blocks.clone(), unsafe { memory.bytes_mut() });
             requests.extend(slot.reads(blocks, memory));
         }
         // SAFETY: the memory is the pipeline's and nobody else's while the tile is there, which is until it is
@@ -248,10 +246,9 @@ impl Pipeline {
 
     fn write(&self, table: &Table, place: &Place, staged: &mut [Staged]) -> Batch {
         let mut requests = Vec::new();
-        for (column, blocks, memory) in place.parts(table, self.block) {
+        for ((Column { slot, .. }, blocks, memory), staged) in place.parts(table).zip(staged) {
             // SAFETY: as in `read`; the update of the tile is over.
-            requests
-                .extend(unsafe { table.columns()[column].slot.writes(blocks, memory, &mut staged[column]) });
+            requests.extend(unsafe { slot.writes(blocks, memory, staged) });
         }
         // SAFETY: as in `read`.
         unsafe { self.queue.start(requests) }
@@ -287,16 +284,15 @@ struct Place {
 
 impl Place {
     /// Each column's blocks and the memory for them.
-    fn parts(&self, table: &Table, block: usize) -> impl Iterator<Item = (usize, Range<usize>, Span)> {
-        let block = block as u64;
+    fn parts<'a>(&self, table: &'a Table) -> impl Iterator<Item = (&'a Column, Range<usize>, Span)> {
         let mut offset = 0;
-        table.columns().iter().enumerate().map(move |(index, column)| {
-            let width = column.width as u64;
+        table.columns().iter().map(move |column| {
+            let (width, block) = (column.width as u64, column.slot.block() as u64);
             let blocks = self.rows.start * width / block..(self.rows.end * width).div_ceil(block);
             let bytes = column_bytes(column.width, &self.rows);
             let memory = self.memory.part(offset, bytes);
             offset += bytes;
-            (index, blocks.start as usize..blocks.end as usize, memory)
+            (column, blocks.start as usize..blocks.end as usize, memory)
         })
     }
 
@@ -306,10 +302,8 @@ impl Place {
         each: &mut impl FnMut(&mut Tile<'_>) -> Result<(), E>,
     ) -> Result<(), E> {
         let rows = self.rows.end - self.rows.start;
-        let mut offset = 0;
-        let columns = table.columns().iter().map(|column| {
-            let memory = self.memory.part(offset, (rows * column.width as u64) as usize);
-            offset += column_bytes(column.width, &self.rows);
+        let columns = self.parts(table).map(|(column, _, memory)| {
+            let memory = memory.part(0, (rows * column.width as u64) as usize);
             // SAFETY: the tile has been read, and alone has this part of the buffers; its columns lie apart.
             unsafe { memory.bytes_mut() }
         });

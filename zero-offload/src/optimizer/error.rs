@@ -76,7 +76,7 @@ pub enum UpdateError {
 /// A range of numbers, in words, and whether a number is within.
 pub(super) type Range = (&'static str, fn(f64) -> bool);
 
-pub(super) const FINITE: Range = ("finite", f64::is_finite);
+pub(super) const FINITE: Range = ("finite", |value| (value as f32).is_finite());
 pub(super) const RATE: Range = ("finite and at least 0", |value| (value as f32).is_finite() && value >= 0.0);
 /// Hyper-parameters are used in `f32`.
 pub(super) const NOT_NEGATIVE: Range = ("finite and at least 0, in f32 too", |value| {

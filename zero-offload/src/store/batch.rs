@@ -37,24 +37,21 @@ pub(crate) struct BatchState {
 struct Progress {
     left: usize,
     error: Option<StoreError>,
-    failed: bool,
 }
 
 impl BatchState {
     pub(crate) fn new(transfers: usize) -> Self {
-        let progress = Progress { left: transfers, error: None, failed: false };
+        let progress = Progress { left: transfers, error: None };
         Self { progress: Mutex::new(progress), done: Condvar::new() }
     }
 
     pub(crate) fn failed(&self) -> bool {
-        self.progress().failed
+        self.progress().error.is_some()
     }
 
     /// Keeps the first error; what has not begun then never does.
     pub(crate) fn fail(&self, error: StoreError) {
-        let mut progress = self.progress();
-        progress.failed = true;
-        progress.error.get_or_insert(error);
+        self.progress().error.get_or_insert(error);
     }
 
     pub(crate) fn finish_one(&self) {

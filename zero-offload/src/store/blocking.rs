@@ -76,7 +76,8 @@ impl Slot {
                 // SAFETY: the lease is held until the batch has been waited for, in this statement.
                 unsafe { self.store.queue.start(requests) }.wait()?;
             } else {
-                lease[..stored].fill(0);
+                lease[..part.within.start].fill(0);
+                lease[part.within.end..stored].fill(0);
             }
             lease[part.within].copy_from_slice(from);
             // SAFETY: the lease goes into the window, which keeps it until the batch is done.

@@ -77,7 +77,7 @@ impl DataFile {
         drop(space);
         let (tensor, path, wanted) = (tensor.to_owned(), self.path.clone(), Bytes::new(length));
         if source.kind() == io::ErrorKind::StorageFull || source.kind() == io::ErrorKind::QuotaExceeded {
-            let free = Bytes::new(free_bytes(&self.file).unwrap_or(0));
+            let free = Bytes::new(self.unused());
             return Err(StoreError::NoSpace { tensor, path, wanted, free });
         }
         Err(StoreError::Reserve { tensor, path, wanted, source })

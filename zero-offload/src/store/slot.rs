@@ -80,8 +80,13 @@ impl Slot {
         self.blocks.len()
     }
 
+    /// Bytes of a block.
+    pub(crate) fn block(&self) -> usize {
+        self.store.block
+    }
+
     /// Where a block begins in the tensor, in bytes.
-    pub(crate) fn block_start(&self, block: usize) -> u64 {
+    fn block_start(&self, block: usize) -> u64 {
         block as u64 * self.store.block as u64
     }
 
@@ -121,8 +126,16 @@ impl Slot {
         Ok(())
     }
 
-    /// The requests that read `blocks`, side by side, into `memory`, all but those never written: their memory is
-    /// to be filled with zeros by the caller.
+    /// Fills with zeros what of `memory`, which is for `blocks` side by side, was never written.
+    pub(crate) fn zero_unwritten(&self, blocks: Range<usize>, memory: &mut [u8]) {
+        let first = blocks.start;
+        for block in blocks.filter(|&block| !self.is_written(block)) {
+            memory[(block - first) * self.store.block..][..self.stored_len(block)].fill(0);
+        }
+    }
+
+    /// The requests that read `blocks`, side by side, into `memory`, all but those never written: for their memory
+    /// there is [`zero_unwritten`](Self::zero_unwritten).
     pub(crate) fn reads(&self, blocks: Range<usize>, memory: Span) -> Vec<Request> {
         let first = blocks.start;
         let written = blocks.filter_map(|block| Some((block, self.blocks[block].sum?)));

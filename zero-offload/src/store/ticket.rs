@@ -21,10 +21,7 @@ impl Slot {
         self.check_whole(&buffer)?;
         let mut buffer = Staging::new(buffer);
         let all = buffer.pages();
-        for block in (0..self.blocks()).filter(|&block| !self.is_written(block)) {
-            // The buffer has the tensor's size, so where a block begins fits.
-            all[self.block_start(block) as usize..][..self.block_len(block)].fill(0);
-        }
+        self.zero_unwritten(0..self.blocks(), all);
         let requests = self.reads(0..self.blocks(), Span::of_mut(all));
         // SAFETY: the ticket owns the memory behind the batch, and leaking it leaks both.
         let batch = unsafe { self.store.queue.start(requests) };

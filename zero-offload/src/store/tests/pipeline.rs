@@ -2,18 +2,18 @@
 
 use std::panic::{self, AssertUnwindSafe};
 
+use tempfile::TempDir;
 use zero_core::Bytes;
 
 use super::{BLOCK, Setup, content, each, faulty::Fault, read};
-use crate::store::{Direction, StoreError};
+use crate::store::{Direction, NvmeStore, StoreError, StoreOptions};
 use crate::{Pipeline, Table};
 
 const ROWS: u64 = 10_000;
 
-fn tables(setup: &Setup) -> Vec<Table> {
+fn tables(store: &NvmeStore) -> Vec<Table> {
     let names = ["first", "second", "third"];
-    let mut tables =
-        names.map(|name| Table::reserve(&setup.store, name, ROWS, &[("a", 4), ("b", 8)]).unwrap());
+    let mut tables = names.map(|name| Table::reserve(store, name, ROWS, &[("a", 4), ("b", 8)]).unwrap());
     for (seed, table) in tables.iter_mut().enumerate() {
         table.column_mut(0).unwrap().write(0, &content(4 * ROWS as usize, seed as u64)).unwrap();
     }
@@ -52,9 +52,30 @@ fn still_works(pipeline: &mut Pipeline, tables: &mut [Table], before: &[Vec<u8>]
 }
 
 #[test]
+fn a_table_of_a_store_with_blocks_of_another_size_is_updated_as_well() {
+    each(64, |setup| {
+        for block in [BLOCK / 4, BLOCK * 4] {
+            let directory = TempDir::new().unwrap();
+            let block = Bytes::new(block as u64);
+            let buffers = Bytes::new(2 * block.get());
+            let options = StoreOptions {
+                engine: setup.store.engine(),
+                block,
+                buffers,
+                ..StoreOptions::new(directory.path())
+            };
+            let mut tables = tables(&NvmeStore::open(options).unwrap());
+            let before = all(&tables);
+            let mut pipeline = Pipeline::new(&setup.store, Bytes::new(32 * BLOCK as u64)).unwrap();
+            still_works(&mut pipeline, &mut tables, &before);
+        }
+    });
+}
+
+#[test]
 fn the_next_tile_is_read_and_the_last_one_written_while_one_is_updated() {
     each(64, |setup| {
-        let (mut tables, mut pipeline) = (tables(setup), pipeline(setup));
+        let (mut tables, mut pipeline) = (tables(&setup.store), pipeline(setup));
         let before = all(&tables);
         still_works(&mut pipeline, &mut tables, &before);
 
@@ -82,7 +103,7 @@ fn the_next_tile_is_read_and_the_last_one_written_while_one_is_updated() {
 #[test]
 fn a_failed_transfer_leaves_every_table_as_it_was() {
     each(8, |setup| {
-        let (mut tables, mut pipeline) = (tables(setup), pipeline(setup));
+        let (mut tables, mut pipeline) = (tables(&setup.store), pipeline(setup));
         let mut before = all(&tables);
         for failing in [Direction::Read, Direction::Write] {
             for at in [0, 1, 7] {
@@ -110,7 +131,7 @@ fn a_failed_transfer_leaves_every_table_as_it_was() {
 #[test]
 fn an_error_or_a_panic_of_the_update_leaves_every_table_as_it_was() {
     each(8, |setup| {
-        let (mut tables, mut pipeline) = (tables(setup), pipeline(setup));
+        let (mut tables, mut pipeline) = (tables(&setup.store), pipeline(setup));
         let before = all(&tables);
         let mut tiles = 0;
         let failed = pipeline.update(&mut tables, |tile| {
@@ -141,7 +162,7 @@ fn an_error_or_a_panic_of_the_update_leaves_every_table_as_it_was() {
 #[test]
 fn short_transfers_do_not_show() {
     each(8, |setup| {
-        let (mut tables, mut pipeline) = (tables(setup), pipeline(setup));
+        let (mut tables, mut pipeline) = (tables(&setup.store), pipeline(setup));
         let before = all(&tables);
         setup.faults.set(|_, number| (number % 2 == 0).then_some(Fault::Short(4096)));
         still_works(&mut pipeline, &mut tables, &before);
