@@ -68,9 +68,7 @@ impl Placement {
             Tier::Host | Tier::Nvme => ((numel as f64 * self.fraction).ceil() as usize).min(numel),
         }
     }
-}
 
-impl Placement {
     fn validate(&self, path_key: &'static str, fraction_key: &'static str) -> Result<(), ConfigError> {
         match (&self.path, self.tier) {
             (None, Tier::Nvme) => {

@@ -97,6 +97,11 @@ fn numbers_that_no_disk_works_with_are_refused() {
     assert!(error.to_string().starts_with("`offload.exact_steps` is 18446744073709551615"), "{error}");
 }
 
+/// What is said of a key that is set where it has no meaning.
+fn needless(key: &str, needs: &str) -> String {
+    format!("`{key}` is set, but it has a meaning only with {needs}; set that, or remove `{key}`")
+}
+
 #[test]
 fn a_disk_needs_a_path_and_nothing_else_takes_one() {
     for kind in ["optimizer", "gradients"] {
@@ -111,10 +116,7 @@ fn a_disk_needs_a_path_and_nothing_else_takes_one() {
         for tier in ["device", "host"] {
             assert_eq!(
                 refusal(&of(&format!("tier = \"{tier}\"\npath = \"/nvme\""))),
-                format!(
-                    "`offload.{kind}.path` is set, but it has a meaning only with a tier of \"nvme\" or \"auto\"; set \
-                     that, or remove `offload.{kind}.path`"
-                )
+                needless(&format!("offload.{kind}.path"), "a tier of \"nvme\" or \"auto\"")
             );
         }
         for tier in ["nvme", "auto"] {
@@ -125,10 +127,7 @@ fn a_disk_needs_a_path_and_nothing_else_takes_one() {
         for tier in ["device", "auto"] {
             assert_eq!(
                 refusal(&of(&format!("tier = \"{tier}\"\nfraction = 0.5"))),
-                format!(
-                    "`offload.{kind}.fraction` is set, but it has a meaning only with a tier of \"host\" or \"nvme\"; set \
-                     that, or remove `offload.{kind}.fraction`"
-                )
+                needless(&format!("offload.{kind}.fraction"), "a tier of \"host\" or \"nvme\"")
             );
             ZeroConfig::from_toml(&of(&format!("tier = \"{tier}\"\nfraction = 1"))).unwrap();
         }
@@ -179,11 +178,7 @@ fn masters_that_are_shards_stay_on_the_device() {
     }
     for tier in ["device", "auto"] {
         let of = |fraction| format!("[offload.parameters]\ntier = \"{tier}\"\nfraction = {fraction}");
-        assert_eq!(
-            refusal(&of(0.5)),
-            "`offload.parameters.fraction` is set, but it has a meaning only with the tier \"host\"; set that, or remove \
-             `offload.parameters.fraction`"
-        );
+        assert_eq!(refusal(&of(0.5)), needless("offload.parameters.fraction", "the tier \"host\""));
         ZeroConfig::from_toml(&of(1.0)).unwrap();
     }
 }

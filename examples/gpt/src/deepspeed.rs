@@ -6,13 +6,24 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow, ensure};
 use zero_burn::{
-    BatchError, DeepSpeedError, DeepSpeedGiven, DeepSpeedImport, DeepSpeedOptimizer, DeepSpeedReport,
-    DeepSpeedScheduler, WorldSize, ZeroConfig,
+    BatchError, DeepSpeedError, DeepSpeedGiven, DeepSpeedImport, DeepSpeedReport, DeepSpeedScheduler,
+    Offload, WorldSize, ZeroConfig,
 };
 
 use crate::learner::{BETAS, EPSILON};
 use crate::rates::Rates;
 use crate::settings::Settings;
+
+/// What DeepSpeed does not know, of `[zero]`: [`DeepSpeedFile::follow`] keeps it.
+const KEPT: [&str; 7] = [
+    "alignment",
+    "seed",
+    "deadline_seconds",
+    "reduce_gradients",
+    "offload.buffer_bytes",
+    "offload.delayed_update",
+    "offload.exact_steps",
+];
 
 /// The file, as it was read.
 #[derive(Clone, Debug)]
@@ -85,6 +96,12 @@ impl DeepSpeedFile {
             seed: settings.zero.seed,
             deadline_seconds: settings.zero.deadline_seconds,
             reduce_gradients: settings.zero.reduce_gradients,
+            offload: Offload {
+                buffer_bytes: settings.zero.offload.buffer_bytes,
+                delayed_update: settings.zero.offload.delayed_update,
+                exact_steps: settings.zero.offload.exact_steps,
+                ..config.offload
+            },
             ..config
         };
         settings.train.batch = batch.train_batch_size;
@@ -132,17 +149,15 @@ impl DeepSpeedFile {
             compare("train.warmup", Some(ours.to_string()), theirs, "scheduler.params.warmup_num_steps");
         }
         if let Some(optimizer) = &import.optimizer {
-            let (ours, theirs) = (train.weight_decay.to_string(), weight_decay(optimizer).to_string());
+            let (ours, theirs) = (train.weight_decay.to_string(), optimizer.weight_decay().to_string());
             compare("train.weight_decay", Some(ours), Some(theirs), "optimizer.params.weight_decay");
         }
         let entries = |config: &ZeroConfig| config.entries().collect::<BTreeMap<_, _>>();
         let (ours, theirs) = (entries(&settings.zero), entries(&import.config));
         let keys = settings.written.keys().filter_map(|key| key.strip_prefix("zero."));
-        for key in keys {
+        for key in keys.filter(|key| !KEPT.contains(key)) {
             let (ours, theirs) = (ours.get(key).cloned(), theirs.get(key).cloned());
             let (theirs, source) = match key {
-                // DeepSpeed does not know these.
-                "alignment" | "seed" | "deadline_seconds" | "reduce_gradients" => continue,
                 "persistence_threshold" | "lookahead_bytes" | "live_bytes" | "reuse_bytes"
                     if !import.config.stage.shards_parameters() =>
                 {
@@ -153,6 +168,7 @@ impl DeepSpeedFile {
                 "stage" => (theirs, "zero_optimization.stage"),
                 "precision.compute" => (theirs, "fp16.enabled and bf16.enabled"),
                 "clip_norm" => (theirs, "gradient_clipping"),
+                "loss_scale.factor" | "loss_scale.at_min" => (theirs, "DeepSpeed has no key for it"),
                 _ => (theirs, "docs/deepspeed.md has its key"),
             };
             compare(&format!("zero.{key}"), ours, theirs, source);
@@ -184,14 +200,5 @@ fn rate_and_warmup(import: &DeepSpeedImport) -> (Option<(f64, &'static str)>, Op
         Some(DeepSpeedScheduler::LrRangeTest { min_lr, .. }) => {
             (Some((min_lr, "scheduler.params.lr_range_test_min_lr")), None)
         }
-    }
-}
-
-fn weight_decay(optimizer: &DeepSpeedOptimizer) -> f64 {
-    match optimizer {
-        DeepSpeedOptimizer::Adam(adam) | DeepSpeedOptimizer::AdamW(adam) => adam.weight_decay,
-        DeepSpeedOptimizer::Lion { weight_decay, .. }
-        | DeepSpeedOptimizer::Adagrad { weight_decay, .. }
-        | DeepSpeedOptimizer::Sgd { weight_decay, .. } => *weight_decay,
     }
 }

@@ -45,21 +45,12 @@ pub trait Learner {
     /// When another rank fails.
     fn step(&mut self, step: usize, corpus: &Corpus) -> Result<Progress>;
 
-    /// Mean cross-entropy of `rows`, in nats per byte.
-    ///
-    /// # Errors
-    ///
-    /// When another rank fails.
-    fn evaluate(&mut self, rows: &Rows) -> Result<f64>;
-
-    /// Ends what goes on beside the steps, so that the model is as of the last one.
+    /// Mean cross-entropy of `rows`, in nats per byte, after what goes on beside the steps has ended.
     ///
     /// # Errors
     ///
     /// When another rank, or a disk, fails.
-    fn finish(&mut self) -> Result<()> {
-        Ok(())
-    }
+    fn evaluate(&mut self, rows: &Rows) -> Result<f64>;
 
     /// The model for inference.
     fn model(&self) -> Gpt;

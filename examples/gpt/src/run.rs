@@ -108,8 +108,12 @@ pub fn run(settings: &Settings) -> Result<ExitCode> {
                 finish(&learner, settings, &curve, &device)?;
                 if let Some(engine) = &curve.last.engine {
                     let (layout, cost) = (learner.zero().layout()?, update::cost(settings));
-                    let measured = &engine.memory;
-                    say!("{}", report::memory_table(&layout, &settings.zero, cost, measured)?);
+                    let mut zero = settings.zero.clone();
+                    // What was chosen, where it was left to choose.
+                    if let Some(plan) = learner.zero().placement()? {
+                        zero.offload = plan.offload;
+                    }
+                    say!("{}", report::memory_table(&layout, &zero, cost, &engine.memory)?);
                 }
             }
             // The other ranks are done here; what rank 0 generates from is left in their windows.

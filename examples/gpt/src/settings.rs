@@ -88,7 +88,14 @@ impl Settings {
             settings.note("zero.precision.compute", format!("--precision {precision}"));
         }
         for (kind, place) in flags.offload {
-            settings.note(&format!("zero.offload.{kind}"), format!("--offload {kind}=..."));
+            let table = format!("zero.offload.{kind}");
+            let path = place.path.as_ref().map(|path| path.display().to_string());
+            let mut words = format!("--offload {kind}={}", place.tier);
+            if let Some(path) = path {
+                words += &format!(":{path}");
+                settings.note(&format!("{table}.path"), words.clone());
+            }
+            settings.note(&format!("{table}.tier"), words);
             let offload = &mut settings.zero.offload;
             let placement = match kind {
                 Kind::Optimizer => &mut offload.optimizer,

@@ -125,7 +125,7 @@ impl Learner for Sharded {
     }
 
     fn evaluate(&mut self, rows: &Rows) -> Result<f64> {
-        self.finish()?;
+        self.optimizer.flush()?;
         let mine = rows.slice(self.share(rows.len()));
         let sum =
             self.zero.trace_compute("evaluate", || evaluate(&self.model(), &mine, self.zero.device()))?;
@@ -133,10 +133,6 @@ impl Learner for Sharded {
         self.zero.check()?;
         self.zero.communicator().all_reduce(&mut sums, ReduceOp::Sum, "held-out loss")?;
         Ok(sums[0] / sums[1])
-    }
-
-    fn finish(&mut self) -> Result<()> {
-        Ok(self.optimizer.flush()?)
     }
 
     fn model(&self) -> Gpt {

@@ -15,7 +15,7 @@ use gpt::settings::Settings;
 use gpt::sharded::Sharded;
 use serde_json::{Value, json};
 use tempfile::TempDir;
-use zero_burn::{DeepSpeedScheduler, DeepSpeedWarmup, LocalWorld, ReduceGradients};
+use zero_burn::{Bytes, DeepSpeedScheduler, DeepSpeedWarmup, LocalWorld, Offload, ReduceGradients};
 
 use common::{folder, gpt, losses, train};
 
@@ -282,8 +282,16 @@ fn followed(folder: &TempDir, zero: &str, flags: &[&str]) -> anyhow::Result<Sett
 fn what_deepspeed_does_not_know_is_kept() {
     let folder = folder();
     write(&folder, &typical("bf16"));
-    let zero = "reduce_gradients = \"at-step\"\nalignment = 8\nseed = 3\ndeadline_seconds = 7.0";
-    let kept = followed(&folder, zero, &[]).unwrap().zero;
+    let zero = "reduce_gradients = \"at-step\"\nalignment = 8\nseed = 3\ndeadline_seconds = 7.0\n\
+                offload = { buffer_bytes = 4194304, exact_steps = 2 }";
+    let kept = followed(&folder, zero, &["--delayed-update"]).unwrap().zero;
+    let offload = Offload {
+        buffer_bytes: Bytes::new(4 << 20),
+        exact_steps: 2,
+        delayed_update: true,
+        ..Offload::default()
+    };
+    assert_eq!(kept.offload, offload);
     assert_eq!(kept.reduce_gradients, Some(ReduceGradients::AtStep));
     assert_eq!((kept.alignment.get(), kept.seed, kept.deadline_seconds), (8, 3, 7.0));
 }
@@ -337,10 +345,8 @@ fn a_number_that_f32_cannot_hold_is_refused() {
         let mut file = typical("bf16");
         file["optimizer"]["params"][key] = value;
         write(&folder, &file);
-        let all = ["--config", "tiny.toml", "--corpus", "text.txt", "--deepspeed-config", "ds_config.json"];
-        let output = gpt(folder.path(), &all);
-        let told = String::from_utf8_lossy(&output.stderr);
-        assert!(!output.status.success() && told.contains(name) && told.contains("in f32"), "{told}");
+        let told = refused(&folder, &[]);
+        assert!(told.contains(name) && told.contains("in f32"), "{told}");
     }
 }
 
@@ -375,6 +381,24 @@ fn what_contradicts_the_file_is_named_with_it() {
         assert!(told.contains(part), "{part} in {told}");
     }
     assert_eq!(told.lines().count(), 5, "{told}");
+
+    // A place that the file does not say, and one that it says otherwise.
+    fs::write(folder.path().join("tiny.toml"), OPEN).unwrap();
+    let told = refused(&folder, &["--offload", "optimizer=nvme:/a", "--offload", "gradients=host"]);
+    for part in [
+        "--offload optimizer=nvme:/a, but the file makes it \"device\" (docs/deepspeed.md has its key)",
+        "--offload gradients=host, but the file makes it \"device\" (docs/deepspeed.md has its key)",
+    ] {
+        assert!(told.contains(part), "{part} in {told}");
+    }
+    let mut file = typical("bf16");
+    file["zero_optimization"]["stage"] = json!(3);
+    file["zero_optimization"]["offload_optimizer"] = json!({ "device": "nvme", "nvme_path": "/b" });
+    write(&folder, &file);
+    let told = refused(&folder, &["--offload", "optimizer=nvme:/a", "--offload", "gradients=nvme:/b"]);
+    let part = "--offload optimizer=nvme:/a, but the file makes it \"/b\" (docs/deepspeed.md has its key)";
+    assert!(told.contains(part) && told.lines().count() == 2, "{told}");
+    write(&folder, &typical("bf16"));
 
     // Not set here, set there.
     fs::write(folder.path().join("tiny.toml"), format!("{OPEN}[zero]\nclip_norm = 0\n")).unwrap();

@@ -6,18 +6,11 @@ use std::fs;
 
 use serde_json::Value;
 
-use common::{folder, gpt, losses, train};
+use common::{configure, folder, gpt, losses, train};
 
 /// How far losses in 16 bits may be from those in f32, as a part of them. bf16, the coarser of the two, rounds to one
 /// part in 256, and the mean over rows evens that out.
 const BOUND: f64 = 2e-3;
-
-/// Adds to the settings of the test's folder.
-fn configure(folder: &tempfile::TempDir, more: &str) {
-    let path = folder.path().join("tiny.toml");
-    let text = fs::read_to_string(&path).unwrap();
-    fs::write(path, text + more).unwrap();
-}
 
 #[test]
 fn losses_in_16_bits_are_close_to_those_in_f32() {

@@ -117,8 +117,7 @@ impl Draft {
         if self.bf16_masters {
             let how =
                 "master weights stay f32 and take 2 bytes more per element; gradients follow `data_types`";
-            let verdict = DeepSpeedVerdict::Approximated { how: how.into() };
-            verdicts.push(("bf16.bf16_master_weights_and_grads", verdict));
+            verdicts.push(("bf16.bf16_master_weights_and_grads", DeepSpeedVerdict::approximated(how)));
         }
         verdicts.extend(self.offload.together(self.stage, self.compute()));
         verdicts.extend(self.optimizer.together());

@@ -123,7 +123,7 @@ impl<'a> File<'a> {
                     Some(wrong) if !auto => DeepSpeedVerdict::refused(wrong),
                     _ if matches!(key.rule, Rule::Ignored(_)) => DeepSpeedVerdict::without_effect(why),
                     _ if auto || is(&value, &key.default()) => honoured("it is so in any case"),
-                    _ => DeepSpeedVerdict::Approximated { how: why.into() },
+                    _ => DeepSpeedVerdict::approximated(why),
                 };
                 self.enter(path, &value, verdict);
             }
@@ -147,7 +147,7 @@ impl<'a> File<'a> {
                 }
             }
         }
-        let verdict = DeepSpeedVerdict::Approximated { how: "\"auto\" is DeepSpeed's default".into() };
+        let verdict = DeepSpeedVerdict::approximated("\"auto\" is DeepSpeed's default");
         self.keep(path, key, key.default(), DeepSpeedSource::Default, verdict);
     }
 

@@ -50,8 +50,6 @@ impl OffloadDraft {
     pub(super) fn together(&self, stage: Stage, compute: DType) -> Vec<(&'static str, DeepSpeedVerdict)> {
         let mut verdicts = Vec::new();
         let (optimizer, parameters) = (self.optimizer(stage), self.parameters(stage));
-        let refused = |why: &str| DeepSpeedVerdict::refused(why);
-        let approximated = |how: &str| DeepSpeedVerdict::Approximated { how: how.into() };
 
         if self.cpu_optimizer && optimizer == Tier::Device {
             verdicts.push((CPU_OPTIMIZER, DeepSpeedVerdict::without_effect("the stage is 0")));
@@ -60,26 +58,32 @@ impl OffloadDraft {
             verdicts.push((CPU_PARAMETERS, DeepSpeedVerdict::without_effect("the stage is not 3")));
         }
         if self.cpu_optimizer && self.optimizer != Tier::Device {
-            verdicts.push((CPU_OPTIMIZER, refused("offload_optimizer says where it is; remove this one")));
+            verdicts.push((
+                CPU_OPTIMIZER,
+                DeepSpeedVerdict::refused("offload_optimizer says where it is; remove this one"),
+            ));
         }
         if self.cpu_parameters && self.parameters != Tier::Device {
-            verdicts.push((CPU_PARAMETERS, refused("offload_param says where they are; remove this one")));
+            verdicts.push((
+                CPU_PARAMETERS,
+                DeepSpeedVerdict::refused("offload_param says where they are; remove this one"),
+            ));
         }
 
         if optimizer != Tier::Device && compute == DType::F32 {
             let key = if self.optimizer == Tier::Device { CPU_OPTIMIZER } else { OPTIMIZER };
             let how = "optimizer state and gradients are kept there; layers compute in f32, so that master weights are \
                        what ranks read from each other, and stay on the device";
-            verdicts.push((key, approximated(how)));
+            verdicts.push((key, DeepSpeedVerdict::approximated(how)));
         }
         if optimizer == Tier::Nvme && compute != DType::F32 {
             let how = "optimizer state and gradients are on the disk; f32 master weights stay in the host's memory, where \
                        ranks read them from each other";
-            verdicts.push((OPTIMIZER, approximated(how)));
+            verdicts.push((OPTIMIZER, DeepSpeedVerdict::approximated(how)));
         }
         if optimizer == Tier::Nvme && stage != Stage::Three {
             let why = "DeepSpeed has it at stage 3 alone; choose that, or write \"cpu\"";
-            verdicts.push((OPTIMIZER, refused(why)));
+            verdicts.push((OPTIMIZER, DeepSpeedVerdict::refused(why)));
         }
         if parameters != Tier::Device {
             let key = if self.parameters == Tier::Device { CPU_PARAMETERS } else { PARAMETERS };
@@ -100,16 +104,16 @@ impl OffloadDraft {
                      from each other"
                 }
             };
-            verdicts.push((key, approximated(how)));
+            verdicts.push((key, DeepSpeedVerdict::approximated(how)));
         }
 
         if optimizer == Tier::Nvme && self.optimizer_path.is_none() {
             let why = "is needed if the device is \"nvme\"; write the directory to use";
-            verdicts.push((OPTIMIZER_PATH, refused(why)));
+            verdicts.push((OPTIMIZER_PATH, DeepSpeedVerdict::refused(why)));
         }
         if optimizer == Tier::Nvme && self.depth().is_none() {
             let why = "times aio.intra_op_parallelism must be at most 4096; lower one of the two";
-            verdicts.push((QUEUE_DEPTH, refused(why)));
+            verdicts.push((QUEUE_DEPTH, DeepSpeedVerdict::refused(why)));
         }
         verdicts
     }
@@ -127,11 +131,12 @@ impl OffloadDraft {
             _ => Placement::default(),
         };
         // DeepSpeed has master weights with the optimizer's state; on a disk, other ranks could not read them.
-        let parameters = match farther(tier, parameters) {
-            Tier::Device => Placement::default(),
+        let parameters = match (tier, parameters) {
             _ if compute == DType::F32 => Placement::default(),
-            farthest if farthest == tier => on_host(self.ratio),
-            _ => on_host(1.0),
+            (Tier::Device, Tier::Device) => Placement::default(),
+            // Offloaded themselves, and farther than the state.
+            (Tier::Device, _) | (Tier::Host, Tier::Nvme) => on_host(1.0),
+            _ => on_host(self.ratio),
         };
         let default = Offload::default();
         let (block_bytes, depth) = match self.depth() {
@@ -145,13 +150,5 @@ impl OffloadDraft {
     fn depth(&self) -> Option<usize> {
         let depth = self.queue_depth.checked_mul(self.threads).filter(|depth| *depth <= 4096)?;
         usize::try_from(depth).ok()
-    }
-}
-
-/// The one of two tiers that is farther from the device, the first of equal ones.
-fn farther(one: Tier, other: Tier) -> Tier {
-    match (one, other) {
-        (Tier::Device, _) | (Tier::Host, Tier::Nvme) => other,
-        _ => one,
     }
 }

@@ -65,6 +65,16 @@ impl DeepSpeedOptimizer {
             Self::Lion { lr, .. } | Self::Adagrad { lr, .. } | Self::Sgd { lr, .. } => *lr,
         }
     }
+
+    /// The decay.
+    pub fn weight_decay(&self) -> f64 {
+        match self {
+            Self::Adam(adam) | Self::AdamW(adam) => adam.weight_decay,
+            Self::Lion { weight_decay, .. }
+            | Self::Adagrad { weight_decay, .. }
+            | Self::Sgd { weight_decay, .. } => *weight_decay,
+        }
+    }
 }
 
 /// An `optimizer.type` that has a counterpart in Burn.

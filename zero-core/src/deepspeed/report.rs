@@ -95,6 +95,10 @@ impl DeepSpeedVerdict {
         Self::Refused { why: why.into() }
     }
 
+    pub(super) fn approximated(how: impl Into<String>) -> Self {
+        Self::Approximated { how: how.into() }
+    }
+
     pub(super) fn without_effect(why: impl Into<String>) -> Self {
         Self::WithoutEffect { why: why.into() }
     }

@@ -307,8 +307,8 @@ impl SchedulerDraft {
                 }
             }
             if self.cycle_momentum {
-                let how = "the learning rate cycles, the optimizer's momentum stays".into();
-                verdicts.push(("scheduler.params.cycle_momentum", DeepSpeedVerdict::Approximated { how }));
+                let how = "the learning rate cycles, the optimizer's momentum stays";
+                verdicts.push(("scheduler.params.cycle_momentum", DeepSpeedVerdict::approximated(how)));
             }
         }
         verdicts

@@ -31,6 +31,13 @@ pub(crate) fn folder() -> TempDir {
     folder
 }
 
+/// Adds to the settings of the test's folder.
+pub(crate) fn configure(folder: &TempDir, more: &str) {
+    let path = folder.path().join("tiny.toml");
+    let text = fs::read_to_string(&path).unwrap();
+    fs::write(path, text + more).unwrap();
+}
+
 /// Runs with metrics, and gives them with what was printed.
 pub(crate) fn train(folder: &TempDir, arguments: &[&str]) -> (Vec<Value>, String) {
     let mut all = vec!["--config", "tiny.toml", "--corpus", "text.txt", "--metrics", "metrics.jsonl"];
