@@ -63,7 +63,8 @@ pub enum ZeroError {
     Update(Arc<UpdateError>),
 
     /// State on a disk could not be read or written, or there is no room for it. Parameters and states are those of the step
-    /// before. If an update was under way, its gradients are dropped, and with a delayed update those since then, too.
+    /// before, but where gradients could not be read back while states in memory were being updated: then the engine has
+    /// ended. If an update was under way, its gradients are dropped, and with a delayed update those since then, too.
     #[error("{during}: {cause}")]
     Offload {
         /// What the engine was doing.

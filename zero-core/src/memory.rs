@@ -23,7 +23,8 @@
 //!
 //! What [`Offload`] keeps elsewhere leaves the device: of each trainable parameter the last elements, as many as
 //! [`Placement::elements`] says; masters if layers compute in 16 bits, gradients if they are reduced in every backward.
-//! What is on a disk, where no masters are, leaves memory; if that is anything, buffers of a fixed size take some, and the
+//! Of gradients, the engine
+//! keeps whole buckets on a disk, up to one more than this counts. What is on a disk, where no masters are, leaves memory; if that is anything, buffers of a fixed size take some, and the
 //! disk has two places for each block, so that a step that fails leaves the old one. What is kept on the host is memory
 //! of the rank's all the same.
 //!
@@ -135,7 +136,7 @@ pub struct MemoryPlan {
     /// gradients are reduced at the step, and in a world of one, where nothing is reduced. Buckets that are on their
     /// way beside it are not counted.
     pub bucket: Bytes,
-    /// The buffers between memory and the disk; zero if nothing is there.
+    /// The buffers between memory and the disk, [`Offload::buffer_bytes`] once whatever is there; zero if nothing is.
     pub buffers: Bytes,
     /// What the disk has to have room for: twice the state that is there, pages that are not full aside.
     pub disk: StateBytes,

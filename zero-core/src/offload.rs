@@ -47,7 +47,8 @@ pub struct Placement {
     /// The directory of [`Tier::Nvme`], on the disk to use; ranks make directories of their own in it. With
     /// [`Tier::Auto`], the disk may be used if it is set.
     pub path: Option<PathBuf>,
-    /// How much of each shard is kept there, from 0 to 1; the rest is on the device.
+    /// How much of each shard is kept there, from 0 to 1; the rest is on the device. Of gradients, a disk gets whole
+    /// buckets, until they are so much or more.
     pub fraction: f64,
 }
 
@@ -114,11 +115,12 @@ pub struct Offload {
     /// The f32 master weights of trainable parameters, where layers compute in 16 bits. Other ranks read them directly,
     /// so that they are on no disk, and [`Tier::Auto`] chooses none.
     pub parameters: Placement,
-    /// Memory for what is on its way between disk and update, the most that is ever taken.
+    /// Memory for optimizer state on its way between disk and update. Gradients on a disk take as much again, but no more
+    /// than their largest bucket, and one block at least.
     pub buffer_bytes: Bytes,
     /// Bytes of one transfer, and of what one checksum covers: a power of two from 4 KiB to 1 GiB.
     pub block_bytes: Bytes,
-    /// Transfers in flight at once.
+    /// Transfers of optimizer state in flight at once, and of gradients as many.
     pub depth: usize,
     /// Whether an update runs beside the next step's forward and backward, which do not see it yet.
     ///

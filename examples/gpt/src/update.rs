@@ -64,11 +64,11 @@ pub fn cost(settings: &Settings) -> OptimizerCost {
     }
 }
 
-/// Burn's optimizers hold their numbers in f32.
+/// Optimizers hold their numbers in f32.
 fn narrow(name: &str, number: f64) -> Result<f32> {
     let narrow = number as f32;
     let is_lost = !narrow.is_finite() || (narrow == 0.0 && number != 0.0);
-    ensure!(!is_lost, "`{name}` of the optimizer is {number}, which Burn's optimizers, in f32, cannot hold");
+    ensure!(!is_lost, "`{name}` of the optimizer is {number}, which optimizers, in f32, cannot hold");
     Ok(narrow)
 }
 
@@ -76,7 +76,7 @@ fn beta(beta: f64) -> Result<f32> {
     let narrow = narrow("betas", beta)?;
     ensure!(
         (0.0..1.0).contains(&narrow),
-        "`betas` of the optimizer has {beta}; in f32, which Burn's optimizers take, it must be at least 0 and below 1"
+        "`betas` of the optimizer has {beta}; in f32, which optimizers take, it must be at least 0 and below 1"
     );
     Ok(narrow)
 }

@@ -207,7 +207,7 @@ fn without_optimizer_and_scheduler_the_run_keeps_its_own() {
 }
 
 #[test]
-fn every_optimizer_of_a_file_is_burn_s_of_that_name() {
+fn every_optimizer_of_a_file_trains() {
     let folder = folder();
     let mut curves: Vec<Vec<f64>> = Vec::new();
     // Bytes of state per element.

@@ -10,8 +10,9 @@ pub(super) static KEYS: &[Key] = &[
     Key {
         name: "offload.buffer_bytes",
         unit: "bytes",
-        what: "Memory for what is on its way between disk and update, taken if anything is on a disk: at least three \
-               `offload.block_bytes`, better a hundred.",
+        what: "Memory for optimizer state on its way between disk and update, taken if any is on a disk: at least three \
+               `offload.block_bytes`, better a hundred. Gradients on a disk take as much again, but no more than their \
+               largest bucket.",
         get: |config| Some(bytes_of(config.offload.buffer_bytes)),
         set: |config, value, key| {
             config.offload.buffer_bytes = bytes(value, key)?;
@@ -31,7 +32,7 @@ pub(super) static KEYS: &[Key] = &[
     Key {
         name: "offload.depth",
         unit: "transfers",
-        what: "How many transfers are in flight at once, 1 to 4096.",
+        what: "How many transfers of optimizer state are in flight at once, and of gradients as many, 1 to 4096.",
         get: |config| Some(Value::Integer(config.offload.depth as i128)),
         set: |config, value, key| {
             config.offload.depth = unsigned(value, key)?;
@@ -79,8 +80,8 @@ macro_rules! placement {
             Key {
                 name: concat!("offload.", stringify!($field), ".fraction"),
                 unit: "0 to 1",
-                what: "How much of each shard the tier keeps, if it is neither `\"device\"` nor `\"auto\"`; the rest is on \
-                       the device.",
+                what: "How much of each shard the tier keeps, gradients on a disk in whole buckets, if it is neither \
+                       `\"device\"` nor `\"auto\"`; the rest is on the device.",
                 get: |config| Some(Value::Float(config.offload.$field.fraction)),
                 set: |config, value, key| {
                     config.offload.$field.fraction = float(value, key)?;

@@ -8,7 +8,8 @@ use crate::deepspeed::offload::{
 };
 
 const SHARDS_STAY: &str = "shards stay on the device";
-const OWN_BUFFERS: &str = "`offload.buffer_bytes` bounds the engine's buffers; results are the same";
+const OWN_BUFFERS: &str =
+    "`offload.buffer_bytes` bounds the engine's buffers, for each kind of state; results are the same";
 const OWN_THREADS: &str = "the engine chooses the threads of an update; results are the same";
 const OWN_TRANSFERS: &str = "the queue of transfers is kept full in any case; results are the same";
 const OVERLAPS: &str = "reading and writing run beside the update in any case; results are the same";
@@ -80,7 +81,7 @@ pub(super) static KEYS: &[Key] = &[
             Ok(())
         },
     )
-    .note("of each shard, where DeepSpeed counts whole sub-groups"),
+    .note("of each shard, and of gradients on a disk in whole buckets, where DeepSpeed counts whole sub-groups, at stage 3"),
     Key::ignored(
         "zero_optimization.offload_optimizer.super_offload",
         "false",

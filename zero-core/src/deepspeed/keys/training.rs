@@ -60,7 +60,11 @@ pub(super) static KEYS: &[Key] = &[
         "gradients are averaged; write \"mean\", and multiply the loss by the number of ranks for sums",
     ),
     Key::nearly("sparse_gradients", "false", "gradients of embeddings are dense, with the same values"),
-    Key::ignored("zero_allow_untested_optimizer", "false", "no optimizer is refused for not being on a list"),
+    Key::ignored(
+        "zero_allow_untested_optimizer",
+        "false",
+        "optimizers are tried, and none is refused for not being on a list",
+    ),
     Key::ignored(
         "zero_force_ds_cpu_optimizer",
         "true",

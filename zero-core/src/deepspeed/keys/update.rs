@@ -166,12 +166,7 @@ pub(super) static KEYS: &[Key] = &[
             Ok(())
         },
     ),
-    Key::off(
-        "optimizer.params.bias_correction",
-        "true",
-        &["true"],
-        "Burn's Adam always corrects; write true",
-    ),
+    Key::off("optimizer.params.bias_correction", "true", &["true"], "Adam here always corrects; write true"),
     Key::not_true("optimizer.params.amsgrad", "DeepSpeed's Adam has no such variant; write false"),
     Key::not_true("optimizer.params.maximize", "negate the loss instead, and write false"),
     Key::off(
