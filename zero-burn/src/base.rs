@@ -5,7 +5,9 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use burn::tensor::Device;
 use zero_comm::{Communicator, WorkQueue};
-use zero_core::{Bytes, Layout, LossScale, Offload, PlacementPlan, Rank, StateBytes, WorldSize, ZeroConfig};
+use zero_core::{
+    Bytes, Layout, LossScale, Offload, Parameter, PlacementPlan, Rank, StateBytes, WorldSize, ZeroConfig,
+};
 use zero_offload::{HostPool, PoolOptions, Workers};
 
 use crate::ZeroError;
@@ -13,6 +15,7 @@ use crate::disk::{Disk, Traffic};
 use crate::held::Held;
 use crate::ladder::Ladder;
 use crate::machine;
+use crate::masters::Masters;
 use crate::phase::Phase;
 use crate::queues::Queues;
 use crate::scratch::Scratch;
@@ -47,6 +50,7 @@ pub(crate) struct Base {
     pub(crate) states: HostPool,
     workers: OnceLock<Workers>,
     disk: OnceLock<Disk>,
+    masters: OnceLock<Masters>,
     /// The tiers that were chosen, if they were left to the engine.
     placement: OnceLock<Option<PlacementPlan>>,
     /// Of all disks.
@@ -88,6 +92,7 @@ impl Base {
             states: HostPool::new(PoolOptions { retain: Bytes::ZERO }),
             workers: OnceLock::new(),
             disk: OnceLock::new(),
+            masters: OnceLock::new(),
             placement: OnceLock::new(),
             traffic: Arc::default(),
             exports: HostPool::new(PoolOptions { retain: Bytes::ZERO }),
@@ -131,7 +136,30 @@ impl Base {
         Ok(())
     }
 
-    /// The disk for what is kept there; opened when it is first asked for.
+    /// Makes a place for master weights, if it is known by now that some are kept on a disk.
+    pub(crate) fn open_masters(&self) -> Result<(), ZeroError> {
+        if self.masters.get().is_none()
+            && let Some(masters) = Masters::open(self)?
+        {
+            self.masters.get_or_init(|| masters);
+        }
+        Ok(())
+    }
+
+    /// Master weights on a disk, if there are any.
+    pub(crate) fn masters_on_disk(&self) -> Option<&Masters> {
+        self.masters.get()
+    }
+
+    /// Puts the shard of a new parameter where it is kept.
+    pub(crate) fn put(&self, parameter: &Parameter, held: Held) -> Result<Held, ZeroError> {
+        match self.masters_on_disk() {
+            Some(masters) => masters.put(self, parameter, held),
+            None => Ok(held),
+        }
+    }
+
+    /// The disk for optimizer state; opened when it is first asked for.
     pub(crate) fn disk(&self) -> Result<&Disk, ZeroError> {
         if let Some(disk) = self.disk.get() {
             return Ok(disk);

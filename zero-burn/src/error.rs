@@ -277,6 +277,21 @@ pub enum ZeroError {
     #[error("an update is under way beside compute; call the optimizer's `flush` first")]
     UpdatePending,
 
+    /// Something needs the master weights of all ranks, and those are on disks, which their own ranks alone can read.
+    #[error(
+        "other ranks have their master weights on a disk; call `unshard_to` on all ranks, and make records of what it gives"
+    )]
+    MastersOnDisk,
+
+    /// A rank that the engine does not have.
+    #[error("there is no {rank} in a world of {world}")]
+    NoSuchRank {
+        /// The rank that was named.
+        rank: Rank,
+        /// The number of ranks.
+        world: usize,
+    },
+
     /// `step` without a `backward` on any rank.
     #[error("there is nothing to step: no rank ran `backward` since the last step")]
     NothingToStep,

@@ -1,7 +1,7 @@
 //! What fused optimizers keep of a shard.
 
 use half::bf16;
-use zero_core::{DType, ParameterIndex, Tier};
+use zero_core::{DType, ParameterIndex, Placement, Tier};
 use zero_offload::{HostBuffer, HostOptimizer, StateSpec, Table};
 
 use crate::ZeroError;
@@ -14,8 +14,8 @@ pub struct FusedState {
     pub(crate) steps: u64,
     /// Of the first elements.
     pub(crate) memory: Vec<HostBuffer>,
-    /// Of the others.
-    pub(crate) disk: Option<Table>,
+    /// Of the others, in order: those whose masters are in memory, and those whose masters are on a disk, too.
+    pub(crate) disk: Vec<Table>,
 }
 
 impl FusedState {
@@ -24,13 +24,15 @@ impl FusedState {
         engine: &Engine,
         parameter: ParameterIndex,
     ) -> Result<Self, ZeroError> {
-        let (dtype, placement) = (engine.config.precision.optimizer_state, &engine.offload().optimizer);
-        let numel = engine.held(parameter).shard.shape().num_elements();
+        let (dtype, offload) = (engine.config.precision.optimizer_state, engine.offload());
+        let numel = engine.holdings.owned(parameter).len();
         let specs = optimizer.states();
-        let on_disk = match placement.tier {
+        let on_disk = |placement: &Placement| match placement.tier {
             Tier::Nvme if !specs.is_empty() => placement.elements(numel),
             _ => 0,
         };
+        let with_masters = if engine.is_mixed() { on_disk(&offload.parameters) } else { 0 };
+        let on_disk = on_disk(&offload.optimizer);
         let fill = |spec: &StateSpec, bytes: &mut [u8]| match dtype {
             DType::BF16 => bytemuck::cast_slice_mut(bytes).fill(bf16::from_f32(spec.initial)),
             _ => bytemuck::cast_slice_mut(bytes).fill(spec.initial),
@@ -41,24 +43,20 @@ impl FusedState {
             buffer
         });
         let memory = memory.collect();
-        let disk = (on_disk > 0)
-            .then(|| {
+        let tables = [on_disk - with_masters, with_masters].into_iter().filter(|rows| *rows > 0);
+        let disk = tables
+            .map(|rows| {
                 let columns = specs.iter().map(|spec| {
                     let mut initial = vec![0; dtype.size()];
                     fill(spec, &mut initial);
                     (spec.name, dtype.size(), initial)
                 });
                 let name = engine.parameter(parameter).name();
-                let table = engine.disk()?.reserve(name, on_disk, &columns.collect::<Vec<_>>());
+                let table = engine.disk()?.reserve(name, rows, &columns.collect::<Vec<_>>());
                 table.map_err(|error| ZeroError::from(error).during("making room for optimizer state"))
             })
-            .transpose()?;
+            .collect::<Result<_, _>>()?;
         Ok(Self { steps: 0, memory, disk })
-    }
-
-    /// Elements whose state is in memory.
-    pub(crate) fn in_memory(&self, numel: usize) -> usize {
-        numel - self.disk.as_ref().map_or(0, |table| table.rows() as usize)
     }
 
     /// Bytes in memory.

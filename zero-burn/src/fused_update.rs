@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use zero_core::{DType, ParameterIndex, Tier};
-use zero_offload::{HostBuffer, HostOptimizer, StagedUpdate, Table, Update, Workers};
+use zero_offload::{HostBuffer, HostOptimizer, Table, Update, Workers};
 
 use crate::ZeroError;
 use crate::engine::Engine;
@@ -17,6 +17,7 @@ use crate::host::tensor_from_buffer;
 use crate::owned::OwnedGradients;
 use crate::phase::Updating;
 use crate::rule::{Finished, Job, ShardUpdate};
+use crate::staged::{self, Staged};
 
 /// New values of this rank's shards, which nobody has seen yet.
 #[derive(Debug)]
@@ -26,13 +27,11 @@ pub struct FusedUpdate {
     shards: Vec<Shard>,
     /// By parameter; without the tables that are in `staged`.
     states: Vec<Option<FusedState>>,
-    /// Where each table goes back to.
-    owners: Vec<ParameterIndex>,
-    /// States on a disk, beside the old ones; nothing if none are there.
-    staged: Result<Option<StagedUpdate>, ZeroError>,
+    /// What is on a disk, beside what was there; nothing if nothing is.
+    staged: Result<Option<Staged>, ZeroError>,
     /// Whether states in memory were updated half way.
     is_torn: bool,
-    /// Held where shards were moved out.
+    /// Held where shards, or masters on a disk, were moved out.
     updating: Option<Updating>,
 }
 
@@ -42,6 +41,9 @@ struct Shard {
     optimizer: HostOptimizer,
     parameter: ParameterIndex,
     update: Update,
+    /// How many elements it has.
+    numel: usize,
+    /// All of them, or the first if masters are on a disk.
     values: Exclusive,
     /// The new values in the type of layers, if that is another one.
     copy: Option<HostBuffer>,
@@ -57,13 +59,12 @@ impl FusedUpdate {
             gradients,
             shards: Vec::with_capacity(updates.len()),
             states,
-            owners: Vec::new(),
             staged: Ok(None),
             is_torn: false,
             updating: None,
         };
         let keeps_old = is_beside || this.is_disk() || this.engine.spill.is_some();
-        if !keeps_old {
+        if !keeps_old || this.engine.masters_on_disk().is_some() && !is_beside {
             this.updating = Some(this.engine.phase.begin_update());
         }
         let prepared = updates.into_iter().try_for_each(|update| {
@@ -98,65 +99,77 @@ impl FusedUpdate {
             true => Exclusive::copy(engine.held(parameter).shard),
             false => Exclusive::new(engine.holdings.take_shard(parameter)),
         };
+        let numel = engine.holdings.owned(parameter).len();
         let compute = engine.config.precision.compute;
-        let copy = (compute != DType::F32).then(|| engine.copies.take(values.len() * compute.size()));
+        let copy = (compute != DType::F32).then(|| engine.copies.take(numel * compute.size()));
         let update = Update { lr, step: steps + 1, gradient_factor: factor };
-        self.shards.push(Shard { optimizer, parameter, update, values, copy });
+        self.shards.push(Shard { optimizer, parameter, update, numel, values, copy });
         Ok(())
     }
 
-    /// Updates the elements whose states are in memory.
+    /// Updates the elements of which nothing is on a disk.
     fn update_memory(&mut self) -> Result<(), ZeroError> {
         let kind = Kind::of(&self.engine)?;
         for shard in &mut self.shards {
             let Some(state) = &mut self.states[shard.parameter.index()] else { continue };
-            let rows = 0..state.in_memory(shard.values.len());
+            let rows = 0..(shard.numel - rows(&state.disk)).min(shard.values.len());
             let mut memory: Vec<&mut [u8]> = state.memory.iter_mut().map(|state| &mut state[..]).collect();
             self.is_torn = true;
-            shard.update(kind, &self.engine, &self.gradients, rows, &mut memory)?;
+            shard.update(kind, &self.engine, &self.gradients, rows, None, &mut memory)?;
             self.is_torn = false;
         }
         Ok(())
     }
 
-    /// Updates the elements whose states are on the disk.
-    fn stage(&mut self) -> Result<StagedUpdate, ZeroError> {
-        let Self { engine, gradients, shards, states, owners, .. } = self;
+    /// Updates the elements whose states, or masters, are on the disk.
+    fn stage(&mut self) -> Result<Staged, ZeroError> {
+        let Self { engine, gradients, shards, states, .. } = self;
         let (kind, disk) = (Kind::of(engine)?, engine.disk()?);
-        // The tables, each with its shard and the element of its first row.
-        let (mut tables, mut places) = (Vec::new(), Vec::new());
+        let (mut tables, mut owners) = (Vec::new(), Vec::new());
+        // Of each table its shard and the element of its first row.
+        let mut places = Vec::new();
         for (at, shard) in shards.iter().enumerate() {
             let Some(state) = &mut states[shard.parameter.index()] else { continue };
-            let first = state.in_memory(shard.values.len());
-            if let Some(table) = state.disk.take() {
+            let here = tables.len();
+            for (table, owner) in staged::take(engine, shard.parameter, state) {
                 tables.push(table);
+                owners.push(owner);
+            }
+            let mut first = shard.numel - rows(&tables[here..]);
+            for table in &tables[here..] {
                 places.push((at, first));
-                owners.push(shard.parameter);
+                first += table.rows() as usize;
             }
         }
-        let width = kind.stored.size() as u64;
-        let bytes = tables.iter().map(|table: &Table| table.rows() * table.width() as u64 * width).sum();
-        let staged = disk.update(bytes, |pipeline| {
+        let bytes = tables.iter().map(Table::bytes).sum();
+        let update = disk.update(bytes, |pipeline| {
             pipeline.stage(tables, |tile| {
                 let (at, first) = places[tile.table];
                 let rows = first + tile.rows.start as usize..first + tile.rows.end as usize;
-                shards[at].update(kind, engine, gradients, rows, &mut tile.columns)
+                let (masters, states) = tile.columns.split_at_mut(usize::from(owners[tile.table].has_master));
+                let master = masters.first_mut().map(|master| bytemuck::cast_slice_mut(master));
+                shards[at].update(kind, engine, gradients, rows, master, states)
             })
         });
-        staged.map_err(|(tables, error)| {
-            give_back(states, owners, tables);
-            error
-        })
+        match update {
+            Ok(update) => Ok(Staged { engine: Arc::clone(engine), owners, update: Some(update) }),
+            Err((tables, error)) => {
+                staged::give_back(engine, states, &owners, tables);
+                Err(error)
+            }
+        }
     }
 
     /// Makes it final: on all ranks or, where states are on a disk, on none.
     pub(crate) fn finish(mut self) -> Finished<Fused> {
+        if self.updating.is_none() && self.engine.masters_on_disk().is_some() {
+            self.updating = Some(self.engine.phase.begin_update());
+        }
         let staged = std::mem::replace(&mut self.staged, Ok(None));
         let outcome = if self.is_disk() {
             let ready = self.engine.together(staged.as_ref().map(|_| ()).map_err(Clone::clone));
             if let Ok(Some(staged)) = staged {
-                let tables = if ready.is_ok() { staged.commit() } else { staged.discard() };
-                give_back(&mut self.states, &self.owners, tables);
+                staged.end(ready.is_ok(), &mut self.states);
             }
             // After what can fail.
             ready.and_then(|()| self.update_memory())
@@ -177,13 +190,9 @@ impl FusedUpdate {
     }
 }
 
-/// Puts tables back where they were taken from.
-fn give_back(states: &mut [Option<FusedState>], owners: &[ParameterIndex], tables: Vec<Table>) {
-    for (table, owner) in tables.into_iter().zip(owners) {
-        if let Some(state) = &mut states[owner.index()] {
-            state.disk = Some(table);
-        }
-    }
+/// How many rows tables have, together.
+fn rows(tables: &[Table]) -> usize {
+    tables.iter().map(|table| table.rows() as usize).sum()
 }
 
 /// Who updates, and the types of layers and of states.
@@ -202,16 +211,21 @@ impl<'a> Kind<'a> {
 }
 
 impl Shard {
-    /// Updates the elements `rows`; `states` are theirs.
+    /// Updates the elements `rows`, whose values are in memory unless they are `master`; `states` are theirs.
     fn update(
         &mut self,
         Kind { workers, compute, stored }: Kind<'_>,
         engine: &Engine,
         gradients: &OwnedGradients,
         rows: Range<usize>,
+        master: Option<&mut [f32]>,
         states: &mut [&mut [u8]],
     ) -> Result<(), ZeroError> {
-        let Self { optimizer, parameter, update, values, copy } = self;
+        let Self { optimizer, parameter, update, values, copy, .. } = self;
+        let values = match master {
+            Some(master) => master,
+            None => &mut values.values()[rows.clone()],
+        };
         gradients.each_own(engine, *parameter, rows.clone(), &mut |start, gradient| {
             let range = start..start + gradient.len();
             let in_rows = range.start - rows.start..range.end - rows.start;
@@ -219,8 +233,8 @@ impl Shard {
                 .iter_mut()
                 .map(|state| FloatsMut::new(stored, state).slice(in_rows.clone()).into())
                 .collect();
-            let copy = copy.as_mut().map(|copy| FloatsMut::new(compute, copy).slice(range.clone()).into());
-            let values = &mut values.values()[range];
+            let copy = copy.as_mut().map(|copy| FloatsMut::new(compute, copy).slice(range).into());
+            let values = &mut values[in_rows];
             Ok(optimizer.update(workers, *update, values, gradient.into(), &mut states, copy)?)
         })
     }

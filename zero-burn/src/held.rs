@@ -17,7 +17,8 @@ use crate::windows::Windows;
 /// One parameter as this rank holds it.
 #[derive(Clone, Debug)]
 pub(crate) struct Held {
-    /// What this rank updates, `f32`; a view of `whole` where that is there and `f32` too.
+    /// What this rank updates, `f32`, but for the last elements that are on a disk; a view of `whole` where that is there
+    /// and `f32` too.
     pub(crate) shard: Tensor<1>,
     /// The whole parameter in the type of layers, where it stays gathered between steps and has been renewed since the
     /// last one.
@@ -37,6 +38,11 @@ pub(crate) struct Updated {
 impl Held {
     pub(crate) const fn new(shard: Tensor<1>) -> Self {
         Self { shard, whole: None, shown: None }
+    }
+
+    /// Of a shard whose last elements are on a disk, with a copy of all of them in the type of layers.
+    pub(crate) const fn with_copy(shard: Tensor<1>, copy: Tensor<1>) -> Self {
+        Self { shard, whole: None, shown: Some(copy) }
     }
 }
 

@@ -41,8 +41,8 @@
 //! - `gradients`, `reduction`, `owned`, `scratch`: what lies between backward and step, and memory for it.
 //! - `optimizer`, `group`, `rule`: [`ZeroOptimizer`], parameter groups, and what an optimizer of shards has to do; `stored`,
 //!   `elementwise`: Burn's optimizers, their state at rest, and which of them qualify; `fused`, `fused_state`,
-//!   `fused_update`, `exclusive`: [`Fused`], and memory of a shard to write to; `disk`, `spill`: optimizer state and
-//!   gradients on a disk; `machine`: what there is room for, and how fast.
+//!   `fused_update`, `staged`, `exclusive`: [`Fused`], what it has on a disk, and memory of a shard to write to; `disk`, `masters`, `spill`: optimizer state,
+//!   master weights and gradients on a disk; `machine`: what there is room for, and how fast.
 //! - `host`, `floats`, `shared`: tensors as host memory, numbers of 16 and 32 bits in it, gathered ones that are still alive.
 //! - `report`, `statistics`: [`MemoryReport`], [`Statistics`] and [`TraceEvent`].
 //!
@@ -62,6 +62,7 @@ mod elementwise;
 mod engine;
 mod error;
 mod exclusive;
+mod export;
 mod floats;
 mod fused;
 mod fused_state;
@@ -74,6 +75,7 @@ mod held;
 mod host;
 mod ladder;
 mod machine;
+mod masters;
 mod materialize;
 mod optimizer;
 mod owned;
@@ -88,6 +90,7 @@ mod shard;
 mod shared;
 mod slot;
 mod spill;
+mod staged;
 mod stand_in;
 mod statistics;
 mod stored;

@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use zero_comm::{CommunicatorExt, ReduceOp};
 use zero_core::{
-    Bytes, Footprint, Footprints, Layout, Machine, Medium, MemorySetup, OptimizerCost, PlacementPlan, Tier,
+    Bytes, Footprints, Layout, Machine, Medium, MemorySetup, OptimizerCost, PlacementPlan, Tier,
 };
 use zero_offload::StoreError;
 
@@ -34,7 +34,7 @@ pub(crate) fn place(base: &Base, layout: &Layout) -> Result<Option<PlacementPlan
     }
     let setup = MemorySetup::new(&base.config, OptimizerCost::ADAMW);
     let own = setup.footprints(layout, base.comm.rank(), NonZeroU32::MIN);
-    let mut state = [own.optimizer, own.gradients, own.parameters].map(|kind| kind.bytes.get() as f64);
+    let mut state = [own.optimizer, own.gradients, own.parameters].map(|bytes| bytes.get() as f64);
     let path = kinds.iter().find_map(|kind| kind.path.as_deref());
     let choosing = || String::from("choosing tiers");
     // The ranks of a host share what is measured, so all of them measure at the same time.
@@ -47,12 +47,8 @@ pub(crate) fn place(base: &Base, layout: &Layout) -> Result<Option<PlacementPlan
     };
     agree().during(choosing)?;
     measured.map_err(|error| ZeroError::from(error).during("measuring the disk"))?;
-    let bytes = |of: Footprint, bytes: f64| Footprint { bytes: Bytes::new(bytes as u64), ..of };
-    let state = Footprints {
-        optimizer: bytes(own.optimizer, state[0]),
-        gradients: bytes(own.gradients, state[1]),
-        parameters: bytes(own.parameters, state[2]),
-    };
+    let [optimizer, gradients, parameters] = state.map(|bytes| Bytes::new(bytes as u64));
+    let state = Footprints { optimizer, gradients, parameters, ..own };
     let plan = offload.resolve(&state, &Measured::machine(machine));
     let plan = plan.map_err(|error| ZeroError::Placement(Arc::new(error)))?;
     tracing::info!(%plan, "tiers chosen");

@@ -360,7 +360,7 @@ impl<O: ShardOptimizer> ZeroOptimizer<O> {
         let (updates, nothing_here): (Vec<_>, Vec<_>) = parameters
             .filter(|parameter| parameter.trainable() && counts[parameter.index().index()] > 0.0)
             .map(|parameter| parameter.index())
-            .partition(|&parameter| self.engine.held(parameter).shard.shape().num_elements() > 0);
+            .partition(|&parameter| !self.engine.holdings.owned(parameter).is_empty());
         let updates = updates.into_iter().map(|parameter| ShardUpdate {
             parameter,
             group: self.group_of[parameter.index()],

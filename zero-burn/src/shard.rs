@@ -54,11 +54,19 @@ impl<M> Dealt<M> {
         let new: Vec<_> = (known..specs.len()).map(ParameterIndex::new).collect();
         let layout = lay_out(base, specs)?;
         let ids = positions.into_iter().map(|(id, position)| (id, ParameterIndex::new(position))).collect();
-        lock(&base.held).extend(held);
-        let engine = base
-            .place(&layout)
-            .and_then(|()| Engine::new(Arc::clone(base), layout, ids, previous))
-            .inspect_err(|error| base.comm.abort(&error.to_string()))?;
+        let is_placed = base.masters_on_disk().is_some();
+        let build = || {
+            base.place(&layout)?;
+            base.open_masters()?;
+            let held = new.iter().zip(held).map(|(index, held)| match is_placed {
+                true => Ok(held),
+                false => base.put(&layout.parameters()[index.index()], held),
+            });
+            let held: Vec<_> = held.collect::<Result<_, ZeroError>>()?;
+            lock(&base.held).extend(held);
+            Engine::new(Arc::clone(base), layout, ids, previous)
+        };
+        let engine = build().inspect_err(|error: &ZeroError| base.comm.abort(&error.to_string()))?;
         let engine = Arc::new(engine);
         engine.publish(&new).during(|| String::from("publishing initial parameters"))?;
         Ok((model, engine))
@@ -121,9 +129,10 @@ pub(crate) fn build_and_deal<M: Module>(
         }
     }
 
+    base.open_masters().map_err(abort)?;
     // Which parameters are trainable is not known yet; partitions do not depend on it.
     let partitions = lay_out(base, census.specs.clone())?;
-    let dealer = Dealer { config, comm, device: &base.device, layout: &partitions };
+    let dealer = Dealer { base, device: &base.device, layout: &partitions };
     let (model, held) = if root {
         let model = model.map(&mut DropAliases {
             known: census.known,
@@ -140,9 +149,11 @@ pub(crate) fn build_and_deal<M: Module>(
         }
     } else {
         let new = partitions.parameters().iter().skip(census.known);
-        let held = new.map(|parameter| dealer.receive(parameter));
-        let held = held.collect::<Result<_, _>>().during(|| String::from("receiving initial values"))?;
-        (model, held)
+        let held = new.map(|parameter| {
+            let held = dealer.receive(parameter).during(|| String::from("receiving initial values"))?;
+            base.put(parameter, held).map_err(abort)
+        });
+        (model, held.collect::<Result<_, ZeroError>>()?)
     };
     drop(drawing);
     share_trainable(comm, &mut census.specs).during(building)?;
@@ -232,8 +243,7 @@ fn share_trainable(comm: &dyn Communicator, specs: &mut [ParameterSpec]) -> Resu
 /// Moves initial values from rank 0 to their owners.
 #[derive(Clone, Copy)]
 struct Dealer<'a> {
-    config: &'a ZeroConfig,
-    comm: &'a dyn Communicator,
+    base: &'a Base,
     device: &'a Device,
     layout: &'a Layout,
 }
@@ -242,9 +252,9 @@ impl Dealer<'_> {
     /// Rank 0's side: keeps its own part of `whole`.
     fn deal(&self, parameter: &Parameter, whole: Tensor<1>) -> Result<Held, CommError> {
         let partition = parameter.partition();
-        if self.comm.world_size().get() == 1 || !self.config.stage.shards_optimizer() {
+        if self.base.comm.world_size().get() == 1 || !self.base.config.stage.shards_optimizer() {
             let mut values = HostTensor::new(whole).as_slice().to_vec();
-            self.comm.broadcast(&mut values, Rank::ROOT, parameter.name())?;
+            self.base.comm.broadcast(&mut values, Rank::ROOT, parameter.name())?;
             return Ok(self.held(values));
         }
         let values = HostTensor::new(whole);
@@ -252,22 +262,28 @@ impl Dealer<'_> {
         let counts: Vec<usize> = partition.ranges().map(|(_, range)| range.len()).collect();
         let mut received = vec![0; counts.len()];
         received[0] = own.len();
-        self.comm.all_to_all_uneven(values.as_slice(), &counts, &mut own, &received, parameter.name())?;
+        self.base.comm.all_to_all_uneven(
+            values.as_slice(),
+            &counts,
+            &mut own,
+            &received,
+            parameter.name(),
+        )?;
         Ok(self.held(own))
     }
 
     /// The other ranks' side.
     fn receive(&self, parameter: &Parameter) -> Result<Held, CommError> {
         let partition = parameter.partition();
-        let mut values = vec![0.0_f32; owned(self.config.stage, self.comm.rank(), partition).len()];
-        if !self.config.stage.shards_optimizer() {
-            self.comm.broadcast(&mut values, Rank::ROOT, parameter.name())?;
+        let mut values = vec![0.0_f32; owned(self.base.config.stage, self.base.comm.rank(), partition).len()];
+        if !self.base.config.stage.shards_optimizer() {
+            self.base.comm.broadcast(&mut values, Rank::ROOT, parameter.name())?;
             return Ok(self.held(values));
         }
-        let world = self.comm.world_size().get();
+        let world = self.base.comm.world_size().get();
         let mut received = vec![0; world];
         received[0] = values.len();
-        self.comm.all_to_all_uneven(&[], &vec![0; world], &mut values, &received, parameter.name())?;
+        self.base.comm.all_to_all_uneven(&[], &vec![0; world], &mut values, &received, parameter.name())?;
         Ok(self.held(values))
     }
 
@@ -336,12 +352,12 @@ impl ModuleMapper for Dealing<'_> {
             return placeholder(id, self.dealer.device);
         }
         let numel = value.shape().num_elements();
-        match self.dealer.deal(&self.dealer.layout.parameters()[position], value.inner().reshape([numel])) {
+        let parameter = &self.dealer.layout.parameters()[position];
+        let dealt = self.dealer.deal(parameter, value.inner().reshape([numel]));
+        let dealt = dealt.during(|| format!("dealing out `{}`", parameter.name()));
+        match dealt.and_then(|held| self.dealer.base.put(parameter, held)) {
             Ok(held) => self.held.push(held),
-            Err(error) => {
-                let name = spec.name.clone();
-                self.error = Err::<(), _>(error).during(|| format!("dealing out `{name}`")).err();
-            }
+            Err(error) => self.error = Some(error),
         }
         placeholder(id, self.dealer.device)
     }

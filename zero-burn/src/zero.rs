@@ -6,7 +6,7 @@ use std::time::Duration;
 use burn::module::Module;
 use burn::tensor::{Device, Tensor};
 use zero_comm::{Communicator, CommunicatorExt, ReduceOp};
-use zero_core::{Layout, PlacementPlan, ZeroConfig};
+use zero_core::{Layout, PlacementPlan, Rank, ZeroConfig};
 
 use crate::ZeroError;
 use crate::base::Base;
@@ -287,11 +287,36 @@ impl Zero {
     /// # Errors
     ///
     /// [`ZeroError::NotSharded`], [`ZeroError::UpdatePending`], any [pending misuse](Self::check),
-    /// [`ZeroError::Communication`] when another rank's shards cannot be read.
+    /// [`ZeroError::Communication`] when another rank's shards cannot be read; [`ZeroError::MastersOnDisk`] if those are
+    /// on a disk, where [`unshard_to`](Self::unshard_to) has them, and [`ZeroError::Offload`] if this rank's are, and
+    /// cannot be read.
     pub fn unshard<M: Module>(&self, model: &M) -> Result<M, ZeroError> {
         let engine = self.engine()?;
         engine.check_no_update()?;
-        let whole = stand_in::unshard(model, &engine);
+        if engine.has_distant_masters() {
+            return Err(ZeroError::MastersOnDisk);
+        }
+        let whole = stand_in::unshard(model, &engine, |parameter| engine.master_or_nan(parameter));
+        engine.check()?;
+        Ok(whole)
+    }
+
+    /// The model with whole parameters, as [`unshard`](Self::unshard) gives it, on `root` alone. Collective; also where
+    /// master weights are on a disk.
+    ///
+    /// The other ranks hold no more than one of their shards for it.
+    ///
+    /// # Errors
+    ///
+    /// [`ZeroError::NotSharded`], on this rank alone. [`ZeroError::NoSuchRank`], [`ZeroError::UpdatePending`], any
+    /// [pending misuse](Self::check), [`ZeroError::Offload`] if a disk cannot be read, with
+    /// [`ZeroError::RefusedElsewhere`] on the other ranks; [`ZeroError::Communication`], also if ranks name different
+    /// roots.
+    pub fn unshard_to<M: Module>(&self, model: &M, root: Rank) -> Result<Option<M>, ZeroError> {
+        let engine = self.engine()?;
+        let masters = engine.collect_masters(root)?;
+        let whole = masters
+            .map(|masters| stand_in::unshard(model, &engine, |parameter| masters[parameter.index()].clone()));
         engine.check()?;
         Ok(whole)
     }

@@ -3,11 +3,13 @@
 mod common;
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use burn::optim::AdamWConfig;
 use burn::tensor::{Device, FloatDType};
-use common::{LR, Odd, Weights, config, no_skips, rows, sharded_by, weights, with_engines};
+use common::{
+    LR, Odd, Weights, alter, config, data_files, no_skips, restore, rows, sharded_by, weights, with_engines,
+};
 use zero_burn::{
     Adagrad, Adam, Bytes, DType, Fused, Offload, Partition, Placement, ReduceGradients, ShardOptimizer,
     Stage, Tier, WeightDecay, Zero, ZeroConfig, ZeroError,
@@ -49,12 +51,6 @@ fn state_on_a_disk_changes_no_bit() {
     assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0, "nothing is left behind");
 }
 
-fn data_files(directory: &Path) -> Vec<PathBuf> {
-    let runs = fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());
-    let files = runs.flat_map(|run| fs::read_dir(run).unwrap().map(|entry| entry.unwrap().path()));
-    files.filter(|file| file.metadata().unwrap().len() > 0).collect()
-}
-
 #[test]
 fn a_step_that_the_disk_fails_changes_nothing_on_any_rank() {
     for stage in [Stage::Zero, Stage::Two, Stage::Three] {
@@ -73,15 +69,9 @@ fn a_step_that_the_disk_fails_changes_nothing_on_any_rank() {
             let before = weights(&zero.unshard(&model)?);
 
             let files = data_files(directories[1].path());
-            let contents: Vec<_> = files.iter().map(|file| fs::read(file).unwrap()).collect();
+            assert!(!files.is_empty());
             comm.barrier("before the damage").unwrap();
-            if rank == 1 {
-                assert!(!files.is_empty());
-                for (file, bytes) in files.iter().zip(&contents) {
-                    let altered: Vec<u8> = bytes.iter().map(|byte| byte ^ 1).collect();
-                    fs::write(file, altered).unwrap();
-                }
-            }
+            let contents = if rank == 1 { alter(&files) } else { Vec::new() };
             backward(&model, 1)?;
             let error = optimizer.step(LR, &mut model).expect_err("the disk was altered");
             match rank {
@@ -97,11 +87,7 @@ fn a_step_that_the_disk_fails_changes_nothing_on_any_rank() {
 
             // With what was there, training goes on as if nothing had been.
             comm.barrier("before the repair").unwrap();
-            if rank == 1 {
-                for (file, bytes) in files.iter().zip(&contents) {
-                    fs::write(file, bytes).unwrap();
-                }
-            }
+            restore(&files, &contents);
             backward(&model, 1)?;
             assert!(optimizer.step(LR, &mut model)?.applied);
             let after = weights(&zero.unshard(&model)?);
@@ -123,17 +109,6 @@ fn a_step_that_the_disk_fails_changes_nothing_on_any_rank() {
 
 #[test]
 fn what_cannot_be_offloaded_is_refused() {
-    let mut masters = config(Stage::Three);
-    masters.precision.compute = DType::BF16;
-    let path = Some(std::env::temp_dir());
-    masters.offload.parameters = Placement { tier: Tier::Nvme, path, fraction: 1.0 };
-    zero_burn::LocalWorld::new(common::world(1))
-        .run(|comm| -> Result<(), ZeroError> {
-            let refused = Zero::new(masters.clone(), &comm, Device::default()).map(drop);
-            assert!(matches!(refused, Err(ZeroError::Config(_))), "{refused:?}");
-            Ok(())
-        })
-        .unwrap();
     let directory = tempfile::tempdir().unwrap();
     with_engines(&on_disk(config(Stage::Two), directory.path(), 1.0), 1, |_, zero| {
         zero.shard(Odd::new)?;
@@ -233,10 +208,7 @@ fn gradients_that_the_disk_loses_are_told_and_dropped_on_all_ranks() {
         backward(&model, 0)?;
         comm.barrier("before the damage").unwrap();
         if rank == 1 {
-            for file in data_files(directories[1].path()) {
-                let altered: Vec<u8> = fs::read(&file).unwrap().iter().map(|byte| byte ^ 1).collect();
-                fs::write(file, altered).unwrap();
-            }
+            alter(&data_files(directories[1].path()));
         }
         comm.barrier("after the damage").unwrap();
         let error = optimizer.step(LR, &mut model).expect_err("the disk was altered");

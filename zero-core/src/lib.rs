@@ -98,7 +98,7 @@ pub use nearest::nearest;
 pub use offload::{Offload, Placement, Tier};
 pub use parameter::{Parameter, ParameterIndex, ParameterSpec};
 pub use partition::Partition;
-pub use placement::{Footprint, Footprints, Machine, Medium, PlacedState, PlacementError, PlacementPlan};
+pub use placement::{Footprints, Machine, Medium, PlacedState, PlacementError, PlacementPlan};
 pub use precision::Precision;
 pub use rank::{Rank, WorldSize};
 pub use reduction::ReduceGradients;

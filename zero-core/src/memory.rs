@@ -21,12 +21,12 @@
 //!
 //! # Offload
 //!
-//! What [`Offload`] keeps elsewhere leaves the device: of each trainable parameter the last elements, as many as
-//! [`Placement::elements`] says; masters if layers compute in 16 bits, gradients if they are reduced in every backward.
-//! Of gradients, the engine
-//! keeps whole buckets on a disk, up to one more than this counts. What is on a disk, where no masters are, leaves memory; if that is anything, buffers of a fixed size take some, and the
-//! disk has two places for each block, so that a step that fails leaves the old one. What is kept on the host is memory
-//! of the rank's all the same.
+//! What [`Offload`] keeps elsewhere leaves the device: of each parameter the last elements, as many as
+//! [`Placement::elements`] says; masters if layers compute in 16 bits, and of trainable parameters optimizer state, and
+//! gradients if they are reduced in every backward. Of gradients, the engine keeps whole buckets on a disk, up to one more
+//! than this counts. What is on a disk leaves memory; if that is anything, buffers of a fixed size take some, and the disk
+//! has two places for each block, so that a step that fails leaves the old one. What is kept on the host is memory of the
+//! rank's all the same.
 //!
 //! Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models",
 //! section 3.1 for what a training state is made of; the figures differ because gradients there are f16 at
@@ -210,19 +210,22 @@ impl MemorySetup {
         placed: impl Fn(&'a Placement) -> &'a Placement,
     ) -> StateBytes {
         let Self { precision, optimizer, offload, .. } = self;
-        let numel = |placement| -> usize {
-            let placement = placed(placement);
-            let trainable = layout.parameters().iter().filter(|parameter| parameter.trainable());
-            let held = |parameter: &Parameter| match self.stage.shards_optimizer() {
+        let elements = |placement, parameter: &Parameter| {
+            placed(placement).elements(match self.stage.shards_optimizer() {
                 true => parameter.partition().len(rank),
                 false => parameter.numel(),
-            };
-            trainable.map(|parameter| placement.elements(held(parameter))).sum()
+            })
         };
+        let parameters = || layout.parameters().iter();
+        let numel = |placement| -> usize {
+            let trainable = parameters().filter(|parameter| parameter.trainable());
+            trainable.map(|parameter| elements(placement, parameter)).sum()
+        };
+        let masters = || parameters().map(|parameter| elements(&offload.parameters, parameter)).sum();
         StateBytes {
             parameters: match precision.compute {
                 DType::F32 => Bytes::ZERO,
-                _ => Bytes::of(numel(&offload.parameters), DType::F32),
+                _ => Bytes::of(masters(), DType::F32),
             },
             gradients: match self.reduce_gradients {
                 ReduceGradients::AtStep => Bytes::ZERO,

@@ -70,6 +70,11 @@ impl Placement {
         }
     }
 
+    /// How much of each shard is on a disk.
+    pub(crate) fn fraction_on_disk(&self) -> f64 {
+        if self.tier == Tier::Nvme { self.fraction } else { 0.0 }
+    }
+
     fn validate(&self, path_key: &'static str, fraction_key: &'static str) -> Result<(), ConfigError> {
         match (&self.path, self.tier) {
             (None, Tier::Nvme) => {
@@ -90,16 +95,15 @@ impl Placement {
             }
             _ => {}
         }
-        self.validate_fraction(fraction_key, "a tier of \"host\" or \"nvme\"")
-    }
-
-    fn validate_fraction(&self, key: &'static str, needs: &'static str) -> Result<(), ConfigError> {
         if !(0.0..=1.0).contains(&self.fraction) {
             let (found, allowed) = (self.fraction.to_string(), "from 0 to 1");
-            return Err(ConfigError::OutOfRange { key, found, allowed });
+            return Err(ConfigError::OutOfRange { key: fraction_key, found, allowed });
         }
         match self.tier {
-            Tier::Device | Tier::Auto if self.fraction != 1.0 => Err(ConfigError::KeyNeeds { key, needs }),
+            Tier::Device | Tier::Auto if self.fraction != 1.0 => {
+                let needs = "a tier of \"host\" or \"nvme\"";
+                Err(ConfigError::KeyNeeds { key: fraction_key, needs })
+            }
             _ => Ok(()),
         }
     }
@@ -112,15 +116,15 @@ pub struct Offload {
     pub optimizer: Placement,
     /// The reduced gradients that this rank updates by, from backward to step.
     pub gradients: Placement,
-    /// The f32 master weights of trainable parameters, where layers compute in 16 bits. Other ranks read them directly,
-    /// so that they are on no disk, and [`Tier::Auto`] chooses none.
+    /// The f32 master weights, where layers compute in 16 bits. On a disk they lie beside the states that they are updated
+    /// with, so that no more of them is there than of those.
     pub parameters: Placement,
-    /// Memory for optimizer state on its way between disk and update. Gradients on a disk take as much again, but no more
-    /// than their largest bucket, and one block at least.
+    /// Memory for optimizer state and master weights on their way between disk and update. Gradients on a disk take as
+    /// much again, but no more than their largest bucket, and one block at least.
     pub buffer_bytes: Bytes,
     /// Bytes of one transfer, and of what one checksum covers: a power of two from 4 KiB to 1 GiB.
     pub block_bytes: Bytes,
-    /// Transfers of optimizer state in flight at once, and of gradients as many.
+    /// Transfers of optimizer state and master weights in flight at once, and of gradients as many.
     pub depth: usize,
     /// Whether an update runs beside the next step's forward and backward, which do not see it yet.
     ///
@@ -165,13 +169,13 @@ impl Offload {
         }
         self.optimizer.validate("offload.optimizer.path", "offload.optimizer.fraction")?;
         self.gradients.validate("offload.gradients.path", "offload.gradients.fraction")?;
-        self.parameters.validate_fraction("offload.parameters.fraction", "the tier \"host\"")?;
-        let on_disk = |key| Err(ConfigError::MastersOnDisk { key });
-        match (self.parameters.tier, &self.parameters.path) {
-            (Tier::Nvme, _) => return on_disk("offload.parameters.tier"),
-            (_, Some(_)) => return on_disk("offload.parameters.path"),
-            (Tier::Host, None) if config.precision.compute == DType::F32 => {
-                return Err(ConfigError::OffloadedShards);
+        self.parameters.validate("offload.parameters.path", "offload.parameters.fraction")?;
+        match self.parameters.tier {
+            Tier::Host | Tier::Nvme if config.precision.compute == DType::F32 => {
+                return Err(ConfigError::OffloadedShards { tier: self.parameters.tier });
+            }
+            Tier::Nvme if self.parameters.fraction > self.optimizer.fraction_on_disk() => {
+                return Err(ConfigError::MastersBeyondStates);
             }
             _ => {}
         }

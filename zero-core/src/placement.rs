@@ -1,11 +1,11 @@
 //! Which state leaves the device, and for where: by how often it moves, bandwidths and capacities.
 //!
-//! A step reads each byte of state and writes it again as often as its [`Footprint::passes`] says, so that a byte on a
+//! A step reads each byte of state and writes it again, once or (gradients) for each backward, so that a byte on a
 //! tier costs `passes * (1 / read + 1 / write)` seconds; on its way it goes through the tiers above, and the slowest
 //! of them counts. What lies on different tiers is updated one after the other. What does not fit on the device leaves
 //! it where that costs the least: state that moves seldom first, to the host before a disk, and no more than it has to.
-//! The plan is a minimum over all that an [`Offload`] can say, found by trying for optimizer state and gradients whether
-//! they may go to the disk; master weights, which other ranks read, may not.
+//! The plan is a minimum over all that an [`Offload`] can say, found by trying for each kind of state whether it may go to
+//! the disk; no more of the master weights does than of the states that they are updated with.
 //!
 //! Source: Rajbhandari et al., "ZeRO-Infinity: Breaking the GPU Memory Wall for Extreme Scale Deep Learning", SC 2021,
 //! section 4 for bandwidths that each kind of state needs.
@@ -18,40 +18,27 @@ use thiserror::Error;
 use crate::memory::PLACES_ON_DISK;
 use crate::{Bytes, Layout, MemorySetup, Offload, Placement, Rank, StateBytes, Tier};
 
-/// One kind of a rank's state.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Footprint {
-    /// How much of it could leave the device.
-    pub bytes: Bytes,
-    /// How often a step reads and writes each byte.
-    pub passes: u32,
-}
-
 /// The state of a rank that could leave the device.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Footprints {
-    /// The optimizer's states.
-    pub optimizer: Footprint,
-    /// Reduced gradients.
-    pub gradients: Footprint,
-    /// Master weights.
-    pub parameters: Footprint,
+    /// The optimizer's states, which a step reads and writes once.
+    pub optimizer: Bytes,
+    /// Reduced gradients, which each backward reads and writes.
+    pub gradients: Bytes,
+    /// Master weights, which a step reads and writes once.
+    pub parameters: Bytes,
+    /// How many backwards a step has.
+    pub backwards: NonZeroU32,
 }
 
 impl MemorySetup {
     /// What of `rank`'s state could leave the device, for steps of this many backwards.
     ///
-    /// State and masters are read and written once a step, gradients once for each backward. There are no masters if
-    /// layers compute in f32, and no gradients if they are reduced at the step: those stay.
+    /// There are no masters if layers compute in f32, and no gradients if they are reduced at the step: those stay.
     pub fn footprints(&self, layout: &Layout, rank: Rank, backwards: NonZeroU32) -> Footprints {
         let all = Placement { tier: Tier::Host, ..Placement::default() };
         let StateBytes { parameters, gradients, optimizer } = self.kept(layout, rank, |_| &all);
-        let of = |bytes, passes| Footprint { bytes, passes };
-        Footprints {
-            optimizer: of(optimizer, 1),
-            gradients: of(gradients, backwards.get()),
-            parameters: of(parameters, 1),
-        }
+        Footprints { optimizer, gradients, parameters, backwards }
     }
 }
 
@@ -156,18 +143,18 @@ pub enum PlacementError {
 impl Offload {
     /// Chooses a tier and a fraction where the tier is [`Tier::Auto`]; others stay as they are, and take room.
     ///
-    /// Equal arguments give equal plans. The disk is used only for optimizer state and gradients that are `"auto"` with a
-    /// path, and only if memory does not suffice. What comes out is to be [validated](crate::ZeroConfig::validate) if
-    /// `state` does not come from [`MemorySetup::footprints`].
+    /// Equal arguments give equal plans. The disk is used only for state that is `"auto"` with a path, and only if memory
+    /// does not suffice. What comes out is to be [validated](crate::ZeroConfig::validate) if `state` does not come from
+    /// [`MemorySetup::footprints`].
     ///
     /// ```
-    /// use zero_core::{Bytes, Footprint, Footprints, Machine, Medium, Offload, Placement, Tier};
+    /// use std::num::NonZeroU32;
+    /// use zero_core::{Bytes, Footprints, Machine, Medium, Offload, Placement, Tier};
     ///
     /// let medium = |gib: u64, speed| Medium { capacity: Bytes::new(gib << 30), read: speed, write: speed };
     /// let machine = Machine { device: medium(10, 1e12), host: Some(medium(64, 2e10)), disk: Some(medium(900, 2e9)) };
-    /// let footprint = |gib: u64, passes| Footprint { bytes: Bytes::new(gib << 30), passes };
-    /// let state =
-    ///     Footprints { optimizer: footprint(16, 1), gradients: footprint(8, 4), parameters: footprint(8, 1) };
+    /// let [optimizer, gradients, parameters] = [16, 8, 8].map(|gib| Bytes::new(gib << 30));
+    /// let state = Footprints { optimizer, gradients, parameters, backwards: NonZeroU32::new(4).unwrap() };
     ///
     /// let auto = Placement { tier: Tier::Auto, ..Placement::default() };
     /// let offload = Offload { optimizer: auto.clone(), parameters: auto.clone(), gradients: auto, ..Offload::default() };
@@ -186,22 +173,23 @@ impl Offload {
         let choice = Choice::new(self, state, machine)?;
         // Nothing is faster on a disk than in memory.
         let best = choice.split([false; 3]).or_else(|| {
-            let masks = [[true, false, false], [false, false, true], [true, false, true]];
-            let splits = masks.into_iter().filter_map(|on_disk| choice.split(on_disk));
+            let masks = (1..8).map(|mask| [1, 2, 4].map(|kind| mask & kind != 0));
+            let splits = masks.filter_map(|on_disk| choice.split(on_disk));
             splits.min_by(|one, other| choice.seconds(one).total_cmp(&choice.seconds(other)))
         });
         let Some(split) = best else {
             let free = |medium: Option<Medium>| medium.map_or(Bytes::ZERO, |medium| medium.capacity);
             return Err(PlacementError::NoRoom {
-                state: choice.kinds.iter().map(|kind| kind.footprint.bytes).sum(),
+                state: choice.kinds.iter().map(|kind| kind.bytes).sum(),
                 device: machine.device.capacity,
                 host: free(machine.host),
                 disk: free(machine.disk),
                 buffers: self.buffer_bytes,
             });
         };
-        let [optimizer, parameters, gradients] = [0, 1, 2].map(|kind| choice.placement(kind, split[kind]));
-        let [state, masters, sums] = [0, 1, 2].map(|kind| choice.placed(kind, split[kind]));
+        let kinds = [STATES, MASTERS, SUMS];
+        let [optimizer, parameters, gradients] = kinds.map(|kind| choice.placement(kind, split[kind]));
+        let [state, masters, sums] = kinds.map(|kind| choice.placed(kind, split[kind]));
         Ok(PlacementPlan {
             offload: Self { optimizer, parameters, gradients, ..self.clone() },
             kinds: [state, sums, masters],
@@ -210,9 +198,13 @@ impl Offload {
     }
 }
 
+/// Kinds of state, in the order in which they leave the device if they move equally often.
+const STATES: usize = 0;
+const MASTERS: usize = 1;
+const SUMS: usize = 2;
+
 /// What there is to choose from.
 struct Choice<'a> {
-    /// In the order in which they leave the device if they move equally often.
     kinds: [Kind<'a>; 3],
     machine: &'a Machine,
     buffers: u64,
@@ -223,7 +215,9 @@ struct Choice<'a> {
 struct Kind<'a> {
     name: &'static str,
     placement: &'a Placement,
-    footprint: Footprint,
+    bytes: Bytes,
+    /// How often a step reads and writes each byte.
+    passes: u32,
 }
 
 /// For each kind a tier other than the device, and how many bytes of it are there.
@@ -231,14 +225,14 @@ type Split = [(Tier, u64); 3];
 
 impl<'a> Choice<'a> {
     fn new(offload: &'a Offload, state: &Footprints, machine: &'a Machine) -> Result<Self, PlacementError> {
-        let kind = |name, placement: &'a Placement, footprint| match (placement.tier, machine.disk) {
+        let kind = |name, placement: &'a Placement, bytes, passes| match (placement.tier, machine.disk) {
             (Tier::Nvme, None) => Err(PlacementError::NoDisk { kind: name }),
-            _ => Ok(Kind { name, placement, footprint }),
+            _ => Ok(Kind { name, placement, bytes, passes }),
         };
         let kinds = [
-            kind("optimizer", &offload.optimizer, state.optimizer)?,
-            kind("parameters", &offload.parameters, state.parameters)?,
-            kind("gradients", &offload.gradients, state.gradients)?,
+            kind("optimizer", &offload.optimizer, state.optimizer, 1)?,
+            kind("parameters", &offload.parameters, state.parameters, 1)?,
+            kind("gradients", &offload.gradients, state.gradients, state.backwards.get())?,
         ];
         let cost = |tier, medium: Option<Medium>| {
             let Some(Medium { read, write, .. }) = medium else { return Ok(0.0) };
@@ -269,17 +263,20 @@ impl<'a> Choice<'a> {
     fn split(&self, on_disk: [bool; 3]) -> Option<Split> {
         let Machine { device, host, disk } = self.machine;
         let mut split = [(Tier::Device, 0); 3];
-        for (index, Kind { placement, footprint, .. }) in self.kinds.iter().enumerate() {
+        for (index, Kind { placement, bytes, .. }) in self.kinds.iter().enumerate() {
             split[index] = match placement.tier {
                 Tier::Auto if on_disk[index] && placement.path.is_some() && disk.is_some() => (Tier::Nvme, 0),
                 _ if on_disk[index] => return None,
                 Tier::Auto if host.is_none() => (Tier::Device, 0),
                 Tier::Auto => (Tier::Host, 0),
                 tier => {
-                    let bytes = usize::try_from(footprint.bytes.get()).unwrap_or(usize::MAX);
+                    let bytes = usize::try_from(bytes.get()).unwrap_or(usize::MAX);
                     (tier, placement.elements(bytes) as u64)
                 }
             };
+        }
+        if on_disk[MASTERS] && split[STATES].0 != Tier::Nvme {
+            return None;
         }
 
         let capacity = |medium: &Medium| medium.capacity.get();
@@ -300,8 +297,8 @@ impl<'a> Choice<'a> {
             take(Tier::Host, self.buffers)?;
         }
         let (mut excess, mut movable) = (0_u128, Vec::new());
-        for (index, Kind { placement, footprint, .. }) in self.kinds.iter().enumerate() {
-            let ((tier, kept), bytes) = (split[index], footprint.bytes.get());
+        for (index, Kind { placement, bytes, passes, .. }) in self.kinds.iter().enumerate() {
+            let ((tier, kept), bytes) = (split[index], bytes.get());
             if placement.tier != Tier::Auto {
                 take(tier, kept)?;
                 take(Tier::Device, bytes - kept)?;
@@ -309,7 +306,7 @@ impl<'a> Choice<'a> {
             }
             excess += u128::from(bytes);
             if tier != Tier::Device {
-                let rate = f64::from(footprint.passes) * (self.cost(tier) - self.cost(Tier::Device));
+                let rate = f64::from(*passes) * (self.cost(tier) - self.cost(Tier::Device));
                 movable.push((rate, index));
             }
         }
@@ -317,9 +314,14 @@ impl<'a> Choice<'a> {
         // To take the cheapest first is optimal: each room bounds the sum of the kinds it is for, and no kind has two.
         movable.sort_by(|(one, _), (other, _)| one.total_cmp(other));
         for (_, index) in movable {
-            let (tier, kept) = &mut split[index];
-            let room = &mut rooms[room_of(*tier)];
-            let most = self.kinds[index].footprint.bytes.get().min(*room);
+            let tier = split[index].0;
+            let room = &mut rooms[room_of(tier)];
+            let mut most = self.kinds[index].bytes.get().min(*room);
+            if (index, tier) == (MASTERS, Tier::Nvme) {
+                // The states are placed: they move as often, and come first.
+                most = most.min(self.most_masters(split[STATES]));
+            }
+            let kept = &mut split[index].1;
             *kept = u64::try_from(excess).map_or(most, |excess| excess.min(most));
             *room -= *kept;
             excess -= u128::from(*kept);
@@ -328,7 +330,7 @@ impl<'a> Choice<'a> {
     }
 
     fn placed(&self, index: usize, (tier, kept): (Tier, u64)) -> PlacedState {
-        let Kind { name, footprint: Footprint { bytes, passes }, .. } = self.kinds[index];
+        let Kind { name, bytes, passes, .. } = self.kinds[index];
         let times = (bytes.get() - kept) as f64 * self.cost(Tier::Device) + kept as f64 * self.cost(tier);
         let tier = if kept == 0 { Tier::Device } else { tier };
         PlacedState { name, bytes, passes, tier, kept: Bytes::new(kept), seconds: f64::from(passes) * times }
@@ -339,14 +341,29 @@ impl<'a> Choice<'a> {
     }
 
     fn placement(&self, index: usize, (tier, kept): (Tier, u64)) -> Placement {
-        let Kind { placement, footprint, .. } = &self.kinds[index];
+        let Kind { placement, .. } = &self.kinds[index];
         let path = match tier {
             _ if placement.tier != Tier::Auto => return (*placement).clone(),
             _ if kept == 0 => return Placement::default(),
             Tier::Nvme => placement.path.clone(),
             _ => None,
         };
-        Placement { tier, path, fraction: (kept as f64 / footprint.bytes.get() as f64).min(1.0) }
+        Placement { tier, path, fraction: self.fraction(index, kept) }
+    }
+
+    /// How much of a kind `kept` bytes are.
+    fn fraction(&self, index: usize, kept: u64) -> f64 {
+        (kept as f64 / self.kinds[index].bytes.get() as f64).min(1.0)
+    }
+
+    /// How many bytes of masters may be on the disk: no larger a fraction than of the states.
+    fn most_masters(&self, states: (Tier, u64)) -> u64 {
+        let fraction = self.placement(STATES, states).fraction_on_disk();
+        let mut most = (self.kinds[MASTERS].bytes.get() as f64 * fraction) as u64;
+        while most > 0 && self.fraction(MASTERS, most) > fraction {
+            most -= 1;
+        }
+        most
     }
 }
 

@@ -549,13 +549,14 @@ fn offloads() -> impl Strategy<Value = Offload> {
             }),
         ]
     };
-    let masters = prop_oneof![
-        Just(Placement::default()),
-        (0.0..=1.0).prop_map(|fraction| Placement { tier: Tier::Host, path: None, fraction }),
-        Just(Placement { tier: Tier::Auto, ..Placement::default() }),
-    ];
     // Any path that a file can say.
-    let placements = (".+".prop_flat_map(placement), ".+".prop_flat_map(placement), masters);
+    let placed = move || ".+".prop_flat_map(placement);
+    let fraction =
+        |placement: &Placement| if placement.tier == Tier::Nvme { placement.fraction } else { 0.0 };
+    let placements = (placed(), placed(), placed())
+        .prop_filter("no more masters are on a disk than states", move |(optimizer, _, parameters)| {
+            fraction(parameters) <= fraction(optimizer)
+        });
     let block = (12..=30_u32).prop_flat_map(|power| (Just(1 << power), 3 << power..=i64::MAX as u64));
     (placements, block, 1..=4096_usize, any::<bool>(), 0..=i64::MAX as u64).prop_map(
         |((optimizer, gradients, parameters), (block, buffers), depth, delayed_update, exact_steps)| {

@@ -64,8 +64,8 @@ fn state_gradients_and_masters_go_where_the_optimizer_is_offloaded_to() {
     let found = import(3, json!({"offload_optimizer": {"device": "nvme", "nvme_path": "/local_nvme"}}));
     let expected = Offload {
         optimizer: on_disk.clone(),
-        gradients: on_disk,
-        parameters: placed(Tier::Host, None, 1.0),
+        gradients: on_disk.clone(),
+        parameters: on_disk,
         block_bytes: Bytes::new(1 << 20),
         depth: 8,
         ..Offload::default()
@@ -73,8 +73,7 @@ fn state_gradients_and_masters_go_where_the_optimizer_is_offloaded_to() {
     assert_eq!(found.config.offload, expected);
     assert_eq!(
         verdict(&found, DEVICE),
-        "approximated: optimizer state and gradients are on the disk; f32 master weights stay in the host's memory, where \
-         ranks read them from each other"
+        "honoured: `offload.optimizer` and `offload.gradients` and `offload.parameters`"
     );
     let depth = found.report.find("aio.queue_depth").unwrap();
     assert_eq!((depth.value.as_str(), depth.source), ("8", DeepSpeedSource::Default));
@@ -111,7 +110,7 @@ fn offloaded_parameters_are_masters() {
         assert_eq!(
             verdict(&found, PARAM_DEVICE),
             "approximated: parameters stay in the host's memory, masters in f32 and shards in 16 bits, where ranks read \
-             them from each other"
+             them from each other; offload_optimizer with the device \"nvme\" takes the masters to a disk"
         );
         let path = "zero_optimization.offload_param.nvme_path";
         assert_eq!(verdict(&found, path), "without effect: parameters stay in memory");
@@ -136,7 +135,7 @@ fn parameters_in_f32_stay_and_the_report_says_so() {
 }
 
 #[test]
-fn masters_are_on_the_host_if_the_optimizer_or_the_parameters_are_offloaded() {
+fn masters_go_with_the_optimizer_or_to_the_host_if_parameters_are_offloaded() {
     let parameters = |optimizer: &str, param: &str| {
         let found = import(
             3,
@@ -150,9 +149,9 @@ fn masters_are_on_the_host_if_the_optimizer_or_the_parameters_are_offloaded() {
     for (optimizer, param, expected, verdict_begins) in [
         ("cpu", "cpu", placed(Tier::Host, None, 0.5), "approximated: f32 master weights lie with"),
         ("cpu", "nvme", placed(Tier::Host, None, 1.0), "approximated: parameters stay in the host's memory"),
-        ("nvme", "cpu", placed(Tier::Host, None, 0.5), "approximated: f32 master weights are kept there"),
-        ("nvme", "nvme", placed(Tier::Host, None, 0.5), "approximated: parameters stay in the host's memory"),
-        ("nvme", "none", placed(Tier::Host, None, 0.5), "honoured: `offload.parameters`"),
+        ("nvme", "cpu", placed(Tier::Nvme, Some("/o"), 0.5), "approximated: f32 master weights lie with"),
+        ("nvme", "nvme", placed(Tier::Nvme, Some("/o"), 0.5), "approximated: f32 master weights lie with"),
+        ("nvme", "none", placed(Tier::Nvme, Some("/o"), 0.5), "honoured: `offload.parameters`"),
     ] {
         let (found, verdict) = parameters(optimizer, param);
         assert_eq!(found, expected, "{optimizer} {param}");

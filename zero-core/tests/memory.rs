@@ -188,12 +188,12 @@ fn what_is_on_a_disk_leaves_memory_and_takes_twice_its_size_there() {
     let setup = |stage, offload: &Offload| MemorySetup { offload: offload.clone(), ..in_bf16(stage) };
     let plan = |stage, rank| setup(stage, &offload).plan(&layout, Rank::new(rank));
 
-    // Of rank 0's 5 and 2 elements, 3 and 1 states and all gradients; 2 and 1 masters are on the host.
+    // Of rank 0's 5 and 2 elements, 3 and 1 states and all gradients; 2 and 1 masters are on the host, and 1 frozen.
     let expected_disk = bytes(0, 2 * 7 * 4, 2 * 4 * 8);
     let in_memory = in_bf16(Stage::Three).plan(&layout, Rank::ROOT);
     let expected = MemoryPlan {
         state: bytes(9 * 6 + 3 * 2 + 2 * 4, 0, 3 * 8),
-        host: bytes(3 * 4, 0, 0),
+        host: bytes(4 * 4, 0, 0),
         buffers: Bytes::new(99),
         disk: expected_disk,
         ..in_memory
@@ -205,12 +205,12 @@ fn what_is_on_a_disk_leaves_memory_and_takes_twice_its_size_there() {
     // Whole gradients, of 13 elements, stay until the step at stage 1.
     let first = plan(Stage::One, 0);
     assert_eq!((first.state.gradients, first.disk), (Bytes::new(13 * 4), bytes(0, 0, 2 * 4 * 8)));
-    // At stage 0 each rank has all: of 10 and 3, 5 and 2 states, 3 and 1 masters.
+    // At stage 0 each rank has all: of 10 and 3, 5 and 2 states, 3 and 1 masters, and 2 of the 7 frozen.
     let none = plan(Stage::Zero, 1);
-    assert_eq!((none.host, none.disk), (bytes(4 * 4, 0, 0), bytes(0, 0, 2 * 7 * 8)));
+    assert_eq!((none.host, none.disk), (bytes(6 * 4, 0, 0), bytes(0, 0, 2 * 7 * 8)));
     assert_eq!(none.state, bytes(20 * 4 + 20 * 2, 13 * 4, 6 * 8));
 
-    // In f32 the masters are what ranks read; frozen parameters have nothing to offload.
+    // In f32 the masters are what ranks read; frozen parameters have masters alone to offload.
     let f32s = MemorySetup { precision: Precision::default(), ..setup(Stage::Three, &offload) };
     let f32s = f32s.plan(&layout, Rank::ROOT);
     assert_eq!((f32s.host, f32s.disk), (StateBytes::default(), expected_disk));
@@ -231,7 +231,14 @@ fn what_is_on_the_host_is_memory_and_told_apart() {
     };
     let plan = MemorySetup { offload, ..in_bf16(Stage::Two) }.plan(&layout, Rank::ROOT);
     let expected = in_bf16(Stage::Two).plan(&layout, Rank::ROOT);
-    assert_eq!(plan, MemoryPlan { host: bytes(7 * 4, 0, 4 * 8), ..expected });
+    assert_eq!(plan, MemoryPlan { host: bytes(11 * 4, 0, 4 * 8), ..expected });
+
+    // On a disk the masters leave memory: of 5, 2 and the frozen 4, 3 and 1 and 2.
+    let on_disk = |fraction| placed(Tier::Nvme, fraction);
+    let offload = Offload { optimizer: on_disk(1.0), parameters: on_disk(0.5), ..Offload::default() };
+    let plan = MemorySetup { offload, ..in_bf16(Stage::Two) }.plan(&layout, Rank::ROOT);
+    let parameters = Bytes::new(expected.state.parameters.get() - 6 * 4);
+    assert_eq!((plan.state.parameters, plan.disk), (parameters, bytes(2 * 6 * 4, 0, 2 * 7 * 8)));
 }
 
 #[test]

@@ -104,8 +104,12 @@ fn needless(key: &str, needs: &str) -> String {
 
 #[test]
 fn a_disk_needs_a_path_and_nothing_else_takes_one() {
-    for kind in ["optimizer", "gradients"] {
-        let of = |rest: &str| format!("precision.compute = \"bf16\"\n[offload.{kind}]\n{rest}");
+    for kind in ["optimizer", "gradients", "parameters"] {
+        let states = match kind {
+            "parameters" => "[offload.optimizer]\ntier = \"nvme\"\npath = \"/states\"\n",
+            _ => "",
+        };
+        let of = |rest: &str| format!("precision.compute = \"bf16\"\n{states}[offload.{kind}]\n{rest}");
         assert_eq!(
             refusal(&of("tier = \"nvme\"")),
             format!(
@@ -142,45 +146,50 @@ fn directories_may_differ() {
 }
 
 #[test]
-fn masters_that_ranks_read_are_on_no_disk() {
-    let refused = |key: &str| {
-        format!(
-            "`offload.parameters.{key}` asks for a disk, but other ranks read master weights directly, for records and \
-             whole copies; use the tier \"host\", or \"device\" if layers compute in f32, without a path"
-        )
+fn no_more_masters_are_on_a_disk_than_states() {
+    let with = |optimizer: &str, fraction: f64| {
+        let text = format!(
+            "precision.compute = \"bf16\"\noffload.optimizer = {{ {optimizer} }}\n\
+             offload.parameters = {{ tier = \"nvme\", path = \"/masters\", fraction = {fraction} }}"
+        );
+        ZeroConfig::from_toml(&text)
     };
-    for dtype in ["f32", "bf16", "f16"] {
-        let text = format!("precision.compute = \"{dtype}\"\noffload.parameters.tier = \"nvme\"");
-        assert_eq!(refusal(&text), refused("tier"));
+    let half = "tier = \"nvme\", path = \"/states\", fraction = 0.5";
+    for fraction in [0.0, 0.25, 0.5] {
+        with(half, fraction).unwrap();
     }
-    for tier in Tier::ALL {
-        let parameters = Placement { tier, path: Some("/nvme".into()), fraction: 1.0 };
-        let offload = Offload { parameters, ..Offload::default() };
-        let error = ZeroConfig { offload, ..ZeroConfig::default() }.validate().unwrap_err();
-        assert_eq!(error.to_string(), refused(if tier == Tier::Nvme { "tier" } else { "path" }));
+    with("tier = \"host\"", 0.0).unwrap();
+    for (optimizer, fraction) in [
+        (half, 0.51),
+        (half, 1.0),
+        ("tier = \"host\"", 1.0),
+        ("", 0.1),
+        ("tier = \"auto\", path = \"/a\"", 1.0),
+    ] {
+        let error = with(optimizer, fraction).unwrap_err();
+        assert!(matches!(error, ConfigError::MastersBeyondStates), "{optimizer} {fraction}: {error}");
+        assert!(error.to_string().ends_with("with the tier \"nvme\", or leave both to \"auto\""), "{error}");
     }
-    assert_eq!(
-        refusal("offload.parameters.path = \"/nvme\""),
-        "unknown key `offload.parameters.path`; known keys are offload.parameters.tier, offload.parameters.fraction"
-    );
 }
 
 #[test]
 fn masters_that_are_shards_stay_on_the_device() {
+    for (tier, path) in [("host", ""), ("nvme", "path = \"/nvme\"\n")] {
+        let text = format!("[offload.parameters]\ntier = \"{tier}\"\n{path}fraction = 0.5");
+        assert_eq!(
+            refusal(&text),
+            format!(
+                "offload.parameters.tier is \"{tier}\", but precision.compute is \"f32\", so that the shards that ranks \
+                 read from each other are the masters themselves; it helps in 16 bits: choose \"bf16\" or \"f16\", or \
+                 remove the tier"
+            )
+        );
+    }
     let text = "[offload.parameters]\ntier = \"host\"\nfraction = 0.5";
-    assert_eq!(
-        refusal(text),
-        "offload.parameters.tier is \"host\", but precision.compute is \"f32\", so that the shards that ranks read from \
-         each other are the masters themselves; it helps in 16 bits: choose \"bf16\" or \"f16\", or remove the tier"
-    );
     for dtype in ["bf16", "f16"] {
         ZeroConfig::from_toml(&format!("precision.compute = \"{dtype}\"\n{text}")).unwrap();
     }
-    for tier in ["device", "auto"] {
-        let of = |fraction| format!("[offload.parameters]\ntier = \"{tier}\"\nfraction = {fraction}");
-        assert_eq!(refusal(&of(0.5)), needless("offload.parameters.fraction", "the tier \"host\""));
-        ZeroConfig::from_toml(&of(1.0)).unwrap();
-    }
+    ZeroConfig::from_toml("offload.parameters = { tier = \"auto\", path = \"/nvme\" }").unwrap();
 }
 
 #[test]

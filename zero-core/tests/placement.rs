@@ -4,17 +4,18 @@ use std::num::NonZeroU32;
 
 use proptest::prelude::*;
 use zero_core::{
-    Bytes, DType, Footprint, Footprints, Layout, LayoutOptions, Machine, Medium, MemorySetup, Offload,
-    OptimizerCost, ParameterSpec, Placement, PlacementError, PlacementPlan, Precision, Rank, ReduceGradients,
-    Stage, Tier, WorldSize, ZeroConfig,
+    Bytes, DType, Footprints, Layout, LayoutOptions, Machine, Medium, MemorySetup, Offload, OptimizerCost,
+    ParameterSpec, Placement, PlacementError, PlacementPlan, Precision, Rank, ReduceGradients, Stage, Tier,
+    WorldSize, ZeroConfig,
 };
 
 fn medium(capacity: u64, read: f64, write: f64) -> Medium {
     Medium { capacity: Bytes::new(capacity), read, write }
 }
 
-fn footprint(bytes: u64, passes: u32) -> Footprint {
-    Footprint { bytes: Bytes::new(bytes), passes }
+fn footprints(optimizer: u64, gradients: u64, parameters: u64, backwards: u32) -> Footprints {
+    let [optimizer, gradients, parameters] = [optimizer, gradients, parameters].map(Bytes::new);
+    Footprints { optimizer, gradients, parameters, backwards: NonZeroU32::new(backwards).unwrap() }
 }
 
 fn auto(path: Option<&str>) -> Placement {
@@ -29,14 +30,14 @@ fn offload(optimizer: Placement, gradients: Placement, parameters: Placement, bu
     Offload { optimizer, gradients, parameters, buffer_bytes: Bytes::new(buffers), ..Offload::default() }
 }
 
-/// All to be chosen, the disk allowed for all but masters.
+/// All to be chosen, the disk for all but masters.
 fn free(buffers: u64) -> Offload {
     offload(auto(Some("/nvme")), auto(Some("/nvme")), auto(None), buffers)
 }
 
 /// 100 bytes of optimizer state, 50 of masters, 50 of gradients that move twice.
 fn state() -> Footprints {
-    Footprints { optimizer: footprint(100, 1), gradients: footprint(50, 2), parameters: footprint(50, 1) }
+    footprints(100, 50, 50, 2)
 }
 
 /// Per byte read and written, the device takes 0.002 s, the host 0.02 s, the disk 0.3 s.
@@ -94,15 +95,26 @@ fn the_disk_takes_what_memory_has_no_room_for() {
 }
 
 #[test]
-fn masters_have_memory_alone() {
-    // Whatever a path says: the disk takes all but the 50 bytes of masters.
-    let given = Offload { parameters: auto(Some("/nvme")), ..free(8) };
-    let plan = given.resolve(&state(), &machine(58, None, Some(1000))).unwrap();
-    assert_eq!(places(&plan), [(Tier::Nvme, 100), (Tier::Nvme, 50), (Tier::Device, 0)]);
-    let plan = given.resolve(&state(), &machine(0, Some(58), Some(1000))).unwrap();
-    assert_eq!(places(&plan), [(Tier::Nvme, 100), (Tier::Nvme, 50), (Tier::Host, 50)]);
-    given.resolve(&state(), &machine(57, None, Some(1000))).unwrap_err();
-    given.resolve(&state(), &machine(0, Some(57), Some(1000))).unwrap_err();
+fn masters_follow_their_states_to_the_disk() {
+    let given = Offload { parameters: auto(Some("/masters")), ..free(8) };
+    let plan = |device, host| given.resolve(&state(), &machine(device, host, Some(1000)));
+    // States first, then masters, and gradients, which move twice, last.
+    let places_of = |device, host| places(&plan(device, host).unwrap());
+    assert_eq!(places_of(108, None), [(Tier::Nvme, 100), (Tier::Device, 0), (Tier::Device, 0)]);
+    assert_eq!(places_of(78, None), [(Tier::Nvme, 100), (Tier::Device, 0), (Tier::Nvme, 30)]);
+    assert_eq!(places_of(8, None), [(Tier::Nvme, 100), (Tier::Nvme, 50), (Tier::Nvme, 50)]);
+    plan(7, None).unwrap_err();
+    assert_eq!(plan(8, None).unwrap().offload.parameters, placed(Tier::Nvme, Some("/masters"), 1.0));
+
+    // Without states on the disk there are no masters either, and of half of the states half of the masters.
+    let stuck = Offload { optimizer: Placement::default(), ..given.clone() };
+    stuck.resolve(&state(), &machine(107, None, Some(1000))).unwrap_err();
+    let half = Offload { optimizer: placed(Tier::Nvme, Some("/a"), 0.5), ..given.clone() };
+    let plan = half.resolve(&state(), &machine(133, None, Some(1000))).unwrap();
+    assert_eq!(places(&plan), [(Tier::Nvme, 50), (Tier::Device, 0), (Tier::Nvme, 25)]);
+    assert_eq!(plan.offload.parameters.fraction, 0.5);
+    let plan = half.resolve(&state(), &machine(132, None, Some(1000))).unwrap();
+    assert_eq!(places(&plan), [(Tier::Nvme, 50), (Tier::Nvme, 1), (Tier::Nvme, 25)]);
 }
 
 #[test]
@@ -191,11 +203,11 @@ update                                               23.340";
 
 #[test]
 fn the_largest_state_overflows_nothing() {
-    let most = footprint(u64::MAX, u32::MAX);
-    let state = Footprints { optimizer: most, gradients: most, parameters: most };
+    let most = u64::MAX;
+    let state = footprints(most, most, most, u32::MAX);
     let huge = |device| machine(device, Some(u64::MAX), Some(u64::MAX));
     free(0).resolve(&state, &huge(u64::MAX)).unwrap_err();
-    let state = Footprints { gradients: Footprint::default(), ..state };
+    let state = Footprints { gradients: Bytes::ZERO, ..state };
     let plan = free(0).resolve(&state, &huge(u64::MAX)).unwrap();
     assert_eq!(places(&plan)[0], (Tier::Host, u64::MAX));
 }
@@ -215,17 +227,18 @@ fn what_could_leave_the_device_is_what_memory_plans_count() {
         let precision = Precision { compute, ..Precision::default() };
         let config = ZeroConfig { stage, precision, reduce_gradients, ..ZeroConfig::default() };
         let setup = MemorySetup::new(&config, OptimizerCost::ADAMW);
-        let Footprints { optimizer, gradients, parameters } =
-            setup.footprints(&layout, Rank::ROOT, NonZeroU32::new(3).unwrap());
-        assert_eq!((optimizer.passes, gradients.passes, parameters.passes), (1, 3, 1));
-        [optimizer, gradients, parameters].map(|footprint| footprint.bytes.get())
+        let three = NonZeroU32::new(3).unwrap();
+        let Footprints { optimizer, gradients, parameters, backwards } =
+            setup.footprints(&layout, Rank::ROOT, three);
+        assert_eq!(backwards, three);
+        [optimizer, gradients, parameters].map(Bytes::get)
     };
-    // 5 of the first and 2 of the second are rank 0's; the frozen one stays.
-    assert_eq!(footprints(Stage::Three, DType::BF16, None), [7 * 8, 7 * 4, 7 * 4]);
+    // 5 of the first and 2 of the second are rank 0's; of the frozen one, 4 masters.
+    assert_eq!(footprints(Stage::Three, DType::BF16, None), [7 * 8, 7 * 4, 11 * 4]);
     assert_eq!(footprints(Stage::Two, DType::F32, None), [7 * 8, 7 * 4, 0]);
-    assert_eq!(footprints(Stage::One, DType::BF16, None), [7 * 8, 0, 7 * 4]);
+    assert_eq!(footprints(Stage::One, DType::BF16, None), [7 * 8, 0, 11 * 4]);
     let early = Some(ReduceGradients::EveryBackward);
-    assert_eq!(footprints(Stage::Zero, DType::BF16, early), [13 * 8, 13 * 4, 13 * 4]);
+    assert_eq!(footprints(Stage::Zero, DType::BF16, early), [13 * 8, 13 * 4, 20 * 4]);
 }
 
 /// Bytes on the device, the host and the disk, and seconds, as one would count them.
@@ -235,9 +248,9 @@ fn count(machine: &Machine, state: &Footprints, places: [(Tier, u64); 3], buffer
     let host = machine.host.map_or(device, |host| per_byte(host).max(device));
     let disk = machine.disk.map_or(host, |disk| per_byte(disk).max(host));
     let (mut used, mut seconds) = ([0; 3], 0.0);
-    for (Footprint { bytes, passes }, (tier, kept)) in
-        [state.optimizer, state.gradients, state.parameters].into_iter().zip(places)
-    {
+    let passes = [1, state.backwards.get(), 1];
+    let bytes = [state.optimizer, state.gradients, state.parameters];
+    for ((bytes, passes), (tier, kept)) in bytes.into_iter().zip(passes).zip(places) {
         used[0] += bytes.get() - kept;
         let cost = match tier {
             Tier::Nvme => {
@@ -269,11 +282,11 @@ fn holds(machine: &Machine, used: [u64; 3]) -> bool {
 
 /// The least seconds of all that an offload can say, if it can say anything that fits.
 fn least(machine: &Machine, state: &Footprints, offload: &Offload) -> Option<f64> {
-    let choices = |placement: &Placement, footprint: Footprint, may_be_on_disk| -> Vec<(Tier, u64)> {
-        let bytes = footprint.bytes.get();
+    let choices = |placement: &Placement, bytes: Bytes| -> Vec<(Tier, u64)> {
+        let bytes = bytes.get();
         match placement.tier {
             Tier::Auto => {
-                let disk = may_be_on_disk && placement.path.is_some() && machine.disk.is_some();
+                let disk = placement.path.is_some() && machine.disk.is_some();
                 let tiers =
                     [Some(Tier::Host).filter(|_| machine.host.is_some()), Some(Tier::Nvme).filter(|_| disk)];
                 let tiers = tiers.into_iter().flatten();
@@ -284,10 +297,15 @@ fn least(machine: &Machine, state: &Footprints, offload: &Offload) -> Option<f64
         }
     };
     let mut least = None;
-    for optimizer in choices(&offload.optimizer, state.optimizer, true) {
-        for gradients in choices(&offload.gradients, state.gradients, true) {
-            for parameters in choices(&offload.parameters, state.parameters, false) {
+    for optimizer in choices(&offload.optimizer, state.optimizer) {
+        for gradients in choices(&offload.gradients, state.gradients) {
+            for parameters in choices(&offload.parameters, state.parameters) {
                 let places = [optimizer, gradients, parameters];
+                if offload.parameters.tier == Tier::Auto
+                    && masters_lead(offload, state, optimizer, parameters)
+                {
+                    continue;
+                }
                 let (used, seconds) = count(machine, state, places, offload.buffer_bytes.get());
                 if holds(machine, used) && least.is_none_or(|least| seconds < least) {
                     least = Some(seconds);
@@ -296,6 +314,24 @@ fn least(machine: &Machine, state: &Footprints, offload: &Offload) -> Option<f64
         }
     }
     least
+}
+
+/// Whether a larger fraction of masters is on the disk than of states.
+fn masters_lead(
+    offload: &Offload,
+    state: &Footprints,
+    optimizer: (Tier, u64),
+    parameters: (Tier, u64),
+) -> bool {
+    let fraction = |(tier, kept): (Tier, u64), bytes: Bytes| match tier {
+        Tier::Nvme if kept > 0 => kept as f64 / bytes.get() as f64,
+        _ => 0.0,
+    };
+    let states = match offload.optimizer.tier {
+        Tier::Nvme if state.optimizer > Bytes::ZERO => offload.optimizer.fraction,
+        _ => fraction(optimizer, state.optimizer),
+    };
+    fraction(parameters, state.parameters) > states
 }
 
 fn any_placement() -> impl Strategy<Value = Placement> {
@@ -307,8 +343,11 @@ fn any_placement() -> impl Strategy<Value = Placement> {
     ]
 }
 
-fn not_on_disk(placement: &Placement) -> bool {
-    placement.tier != Tier::Nvme
+/// Whether a configuration may say so: no larger a fraction of masters on a disk than of states.
+fn is_legal(offload: &Offload) -> bool {
+    let fraction =
+        |placement: &Placement| if placement.tier == Tier::Nvme { placement.fraction } else { 0.0 };
+    fraction(&offload.parameters) <= fraction(&offload.optimizer)
 }
 
 fn any_case() -> impl Strategy<Value = (Machine, Footprints, Offload)> {
@@ -317,16 +356,15 @@ fn any_case() -> impl Strategy<Value = (Machine, Footprints, Offload)> {
     let machine =
         (any_medium(), prop::option::weighted(0.8, any_medium()), prop::option::weighted(0.8, any_medium()))
             .prop_map(|(device, host, disk)| Machine { device, host, disk });
-    let kind = || (0..10_u64, 0..4_u32).prop_map(|(bytes, passes)| footprint(bytes, passes));
-    let state = (kind(), kind(), kind()).prop_map(|(optimizer, gradients, parameters)| Footprints {
-        optimizer,
-        gradients,
-        parameters,
-    });
-    let masters = any_placement().prop_filter("masters are on no disk", not_on_disk);
-    let placements = (any_placement(), any_placement(), masters, 0..4_u64).prop_map(
+    let state = (0..10_u64, 0..10_u64, 0..10_u64, 1..4_u32).prop_map(
+        |(optimizer, gradients, parameters, backwards)| {
+            footprints(optimizer, gradients, parameters, backwards)
+        },
+    );
+    let placements = (any_placement(), any_placement(), any_placement(), 0..4_u64).prop_map(
         |(optimizer, gradients, parameters, buffers)| offload(optimizer, gradients, parameters, buffers),
     );
+    let placements = placements.prop_filter("masters follow their states", is_legal);
     (machine, state, placements)
 }
 

@@ -43,6 +43,30 @@ impl Table {
         Ok(Self { name: name.to_owned(), rows, columns: columns.collect::<Result<_, StoreError>>()? })
     }
 
+    /// Takes the columns of `other` in, behind its own, to be updated together. They may be in another store.
+    ///
+    /// # Panics
+    ///
+    /// If `other` has more rows or fewer.
+    pub fn append(&mut self, other: Self) {
+        assert_eq!(self.rows, other.rows, "rows of `{}` and `{}` belong together", self.name, other.name);
+        self.columns.extend(other.columns);
+    }
+
+    /// Moves the columns from `column` on out, as a table of the same name.
+    ///
+    /// # Panics
+    ///
+    /// If there are fewer columns.
+    pub fn split_off(&mut self, column: usize) -> Self {
+        Self { name: self.name.clone(), rows: self.rows, columns: self.columns.split_off(column) }
+    }
+
+    /// Bytes of all its columns.
+    pub fn bytes(&self) -> u64 {
+        self.columns.iter().map(|column| column.slot.bytes()).sum()
+    }
+
     /// The name it was reserved under.
     pub fn name(&self) -> &str {
         &self.name

@@ -81,17 +81,23 @@ fn state_on_a_disk_changes_no_loss_and_leaves_nothing_behind() {
     let disk = folder.path().join("disk");
     fs::create_dir(&disk).unwrap();
     let on_disk = |what: &str| format!("{what}=nvme:{}", disk.display());
-    for stage in ["0", "2", "3"] {
-        let reference = losses(&train(&folder, &["--stage", stage]).0);
-        let mut flags = vec!["--stage", stage, "--offload", "optimizer=host"];
-        assert_eq!(losses(&train(&folder, &flags).0), reference, "stage {stage}");
-        let (optimizer, gradients) = (on_disk("optimizer"), on_disk("gradients"));
-        flags = vec!["--stage", stage, "--offload", &optimizer];
-        if stage != "0" {
-            flags.extend(["--offload", &gradients]);
-        }
-        let (metrics, _) = train(&folder, &flags);
-        assert_eq!(losses(&metrics), reference, "stage {stage}");
+    let places = ["optimizer", "gradients", "parameters"].map(on_disk);
+    let places = places.each_ref().map(String::as_str);
+    for (stage, precision) in [("0", "f32"), ("2", "f32"), ("3", "f32"), ("3", "bf16")] {
+        let plain = ["--stage", stage, "--precision", precision];
+        let reference = losses(&train(&folder, &plain).0);
+        let with = |places: &[&str]| {
+            let offload = places.iter().flat_map(|place| ["--offload", place]);
+            train(&folder, &plain.into_iter().chain(offload).collect::<Vec<_>>()).0
+        };
+        assert_eq!(losses(&with(&["optimizer=host"])), reference, "stage {stage}");
+        let places = match (stage, precision) {
+            ("0", _) => &places[..1],
+            (_, "f32") => &places[..2],
+            _ => &places,
+        };
+        let metrics = with(places);
+        assert_eq!(losses(&metrics), reference, "stage {stage} in {precision}");
         assert!(metrics.iter().all(|record| record["offloaded_bytes"].as_u64() > Some(0)));
         assert!(metrics.iter().all(|record| record["optimizer_bytes"].as_u64() == Some(0)));
         assert_eq!(fs::read_dir(&disk).unwrap().count(), 0);

@@ -2,7 +2,9 @@
 #![allow(dead_code, unreachable_pub, reason = "each test file uses its own part")]
 
 use std::collections::HashSet;
+use std::fs;
 use std::net::TcpListener;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
 
@@ -161,6 +163,44 @@ pub fn with_engines<T: Send>(
         .unwrap_or_else(|error| panic!("{:?} on {size} ranks: {error}", config.stage))
 }
 
+/// The whole model on every rank, wherever its master weights are. Collective.
+pub fn whole<M: Module>(zero: &Zero, model: &M) -> Result<M, ZeroError> {
+    match zero.unshard(model) {
+        Err(ZeroError::MastersOnDisk) => {}
+        whole => return whole,
+    }
+    let mut own = None;
+    for root in zero.communicator().world_size().ranks() {
+        let whole = zero.unshard_to(model, root)?;
+        own = own.or(whole);
+    }
+    Ok(own.expect("every rank had its turn"))
+}
+
+/// Files of stores in a directory that hold something.
+pub fn data_files(directory: &Path) -> Vec<PathBuf> {
+    let runs = fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());
+    let files = runs.flat_map(|run| fs::read_dir(run).unwrap().map(|entry| entry.unwrap().path()));
+    files.filter(|file| file.metadata().unwrap().len() > 0).collect()
+}
+
+/// Changes every byte of files, and gives what they held.
+pub fn alter(files: &[PathBuf]) -> Vec<Vec<u8>> {
+    let contents: Vec<_> = files.iter().map(|file| fs::read(file).unwrap()).collect();
+    for (file, bytes) in files.iter().zip(&contents) {
+        let altered: Vec<u8> = bytes.iter().map(|byte| byte ^ 1).collect();
+        fs::write(file, altered).unwrap();
+    }
+    contents
+}
+
+/// Undoes what [`alter`] did.
+pub fn restore(files: &[PathBuf], contents: &[Vec<u8>]) {
+    for (file, bytes) in files.iter().zip(contents) {
+        fs::write(file, bytes).unwrap();
+    }
+}
+
 /// What a rank does.
 pub type Body<'a, T> = &'a (dyn Fn(&Arc<dyn Communicator>) -> Result<T, ZeroError> + Sync);
 
@@ -275,7 +315,7 @@ pub fn sharded_by(
             }
             run.record(&optimizer.step(LR, &mut model)?);
         }
-        run.weights = weights(&zero.unshard(&model)?);
+        run.weights = weights(&whole(&zero, &model)?);
         Ok(run)
     });
     let first = runs.remove(0);

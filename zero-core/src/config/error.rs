@@ -144,22 +144,24 @@ pub enum ConfigError {
         /// The size of a block.
         block: Bytes,
     },
-    /// Master weights would be on a disk, where other ranks could not read them.
+    /// More master weights would be on a disk than states that they are updated with.
     #[error(
-        "`{key}` asks for a disk, but other ranks read master weights directly, for records and whole copies; use the tier \
-         \"host\", or \"device\" if layers compute in f32, without a path"
+        "offload.parameters has more of each shard on a disk than offload.optimizer, but a step that a disk fails has to \
+         leave states in memory as they are, and a copy of those would take twice what the disk saves; put as much of \
+         offload.optimizer there, with the tier \"{}\", or leave both to \"{}\"",
+        Tier::Nvme,
+        Tier::Auto
     )]
-    MastersOnDisk {
-        /// The key.
-        key: &'static str,
-    },
+    MastersBeyondStates,
     /// Master weights would be moved away that other ranks read.
     #[error(
-        "offload.parameters.tier is \"{}\", but precision.compute is \"f32\", so that the shards that ranks read from \
-         each other are the masters themselves; it helps in 16 bits: choose \"bf16\" or \"f16\", or remove the tier",
-        Tier::Host
+        "offload.parameters.tier is \"{tier}\", but precision.compute is \"f32\", so that the shards that ranks read from \
+         each other are the masters themselves; it helps in 16 bits: choose \"bf16\" or \"f16\", or remove the tier"
     )]
-    OffloadedShards,
+    OffloadedShards {
+        /// The tier.
+        tier: Tier,
+    },
     /// Gradients would be moved to a disk that are there whole until the step.
     #[error(
         "offload.gradients.tier is \"{}\", but gradients are reduced at the step, so that whole gradients would wait in \

@@ -76,11 +76,6 @@ impl OffloadDraft {
                        what ranks read from each other, and stay on the device";
             verdicts.push((key, DeepSpeedVerdict::approximated(how)));
         }
-        if optimizer == Tier::Nvme && compute != DType::F32 {
-            let how = "optimizer state and gradients are on the disk; f32 master weights stay in the host's memory, where \
-                       ranks read them from each other";
-            verdicts.push((OPTIMIZER, DeepSpeedVerdict::approximated(how)));
-        }
         if optimizer == Tier::Nvme && stage != Stage::Three {
             let why = "DeepSpeed has it at stage 3 alone; choose that, or write \"cpu\"";
             verdicts.push((OPTIMIZER, DeepSpeedVerdict::refused(why)));
@@ -91,13 +86,13 @@ impl OffloadDraft {
                 (DType::F32, _) => {
                     "shards stay in the memory of the device, where ranks read them from each other"
                 }
-                (_, Tier::Nvme) => {
-                    "parameters stay in the host's memory, masters in f32 and shards in 16 bits, where ranks read them \
-                     from each other"
-                }
-                _ if optimizer == Tier::Host => {
+                _ if optimizer == Tier::Nvme || (optimizer, parameters) == (Tier::Host, Tier::Host) => {
                     "f32 master weights lie with the optimizer's state; shards in 16 bits stay on the device, where \
                      ranks read them from each other"
+                }
+                (_, Tier::Nvme) => {
+                    "parameters stay in the host's memory, masters in f32 and shards in 16 bits, where ranks read them \
+                     from each other; offload_optimizer with the device \"nvme\" takes the masters to a disk"
                 }
                 _ => {
                     "f32 master weights are kept there; shards in 16 bits stay on the device, where ranks read them \
@@ -130,13 +125,13 @@ impl OffloadDraft {
             }
             _ => Placement::default(),
         };
-        // DeepSpeed has master weights with the optimizer's state; on a disk, other ranks could not read them.
         let parameters = match (tier, parameters) {
             _ if compute == DType::F32 => Placement::default(),
             (Tier::Device, Tier::Device) => Placement::default(),
             // Offloaded themselves, and farther than the state.
             (Tier::Device, _) | (Tier::Host, Tier::Nvme) => on_host(1.0),
-            _ => on_host(self.ratio),
+            // As in DeepSpeed, with the optimizer's state.
+            _ => optimizer.clone(),
         };
         let default = Offload::default();
         let (block_bytes, depth) = match self.depth() {

@@ -10,9 +10,9 @@ pub(super) static KEYS: &[Key] = &[
     Key {
         name: "offload.buffer_bytes",
         unit: "bytes",
-        what: "Memory for optimizer state on its way between disk and update, taken if any is on a disk: at least three \
-               `offload.block_bytes`, better a hundred. Gradients on a disk take as much again, but no more than their \
-               largest bucket.",
+        what: "Memory for optimizer state and master weights on their way between disk and update, taken if any are on a \
+               disk: at least three `offload.block_bytes`, better a hundred. Gradients on a disk take as much again, but \
+               no more than their largest bucket.",
         get: |config| Some(bytes_of(config.offload.buffer_bytes)),
         set: |config, value, key| {
             config.offload.buffer_bytes = bytes(value, key)?;
@@ -32,7 +32,8 @@ pub(super) static KEYS: &[Key] = &[
     Key {
         name: "offload.depth",
         unit: "transfers",
-        what: "How many transfers of optimizer state are in flight at once, and of gradients as many, 1 to 4096.",
+        what: "How many transfers of optimizer state and master weights are in flight at once, and of gradients as many, \
+               1 to 4096.",
         get: |config| Some(Value::Integer(config.offload.depth as i128)),
         set: |config, value, key| {
             config.offload.depth = unsigned(value, key)?;
@@ -61,13 +62,13 @@ pub(super) static KEYS: &[Key] = &[
     },
 ];
 
-/// The keys of the table of one [`Placement`](crate::Placement), with a path if `$tiers` have a disk.
+/// The keys of the table of one [`Placement`](crate::Placement).
 macro_rules! placement {
-    ($field:ident, $tiers:literal, [$($path:expr)?], $what:literal) => {
+    ($field:ident, $what:literal) => {
         &[
             Key {
                 name: concat!("offload.", stringify!($field), ".tier"),
-                unit: $tiers,
+                unit: "`\"device\"`, `\"host\"`, `\"nvme\"` or `\"auto\"`",
                 what: $what,
                 get: |config| Some(text_of(config.offload.$field.tier.name())),
                 set: |config, value, key| {
@@ -76,7 +77,20 @@ macro_rules! placement {
                     Ok(())
                 },
             },
-            $($path,)?
+            Key {
+                name: concat!("offload.", stringify!($field), ".path"),
+                unit: "directory",
+                what: "On the disk to use; `\"nvme\"` needs it. `\"auto\"` may use the disk if it is set.",
+                get: |config| {
+                    let path = config.offload.$field.path.as_ref();
+                    path.map(|path| text_of(&path.to_string_lossy()))
+                },
+                set: |config, value, key| {
+                    let path = unless_null(value, |value| text(value, key))?;
+                    config.offload.$field.path = path.map(PathBuf::from);
+                    Ok(())
+                },
+            },
             Key {
                 name: concat!("offload.", stringify!($field), ".fraction"),
                 unit: "0 to 1",
@@ -92,45 +106,20 @@ macro_rules! placement {
     };
 }
 
-macro_rules! path {
-    ($field:ident) => {
-        Key {
-            name: concat!("offload.", stringify!($field), ".path"),
-            unit: "directory",
-            what: "On the disk to use; `\"nvme\"` needs it. `\"auto\"` may use the disk if it is set.",
-            get: |config| {
-                let path = config.offload.$field.path.as_ref();
-                path.map(|path| text_of(&path.to_string_lossy()))
-            },
-            set: |config, value, key| {
-                let path = unless_null(value, |value| text(value, key))?;
-                config.offload.$field.path = path.map(PathBuf::from);
-                Ok(())
-            },
-        }
-    };
-}
-
 pub(super) static OPTIMIZER: &[Key] = placement!(
     optimizer,
-    "`\"device\"`, `\"host\"`, `\"nvme\"` or `\"auto\"`",
-    [path!(optimizer)],
     "Where the optimizer's state is kept: in the memory of the device that computes, in that of the host, on a disk, or \
      where bandwidths and capacities are best used."
 );
 
 pub(super) static GRADIENTS: &[Key] = placement!(
     gradients,
-    "`\"device\"`, `\"host\"`, `\"nvme\"` or `\"auto\"`",
-    [path!(gradients)],
     "Where the reduced gradients that a rank updates by are kept from backward to step. A disk needs them to be reduced \
      in every backward."
 );
 
 pub(super) static PARAMETERS: &[Key] = placement!(
     parameters,
-    "`\"device\"`, `\"host\"` or `\"auto\"`",
-    [],
     "Where the f32 master weights are kept, if layers compute in 16 bits; in f32 ranks read them from each other, so that \
-     they stay on the device. They are on no disk."
+     they stay on the device. No more of them is on a disk than of the optimizer's state."
 );

@@ -35,8 +35,9 @@ pub(super) static KEYS: &[Key] = &[
         Ok(())
     })
     .note(
-        "\"cpu\" and \"nvme\" are the tier host, approximated: f32 master weights are kept there, and shards in 16 bits \
-         stay on the device, as do those in f32; ranks read both from each other",
+        "\"cpu\" and \"nvme\" are the tier host, approximated: f32 master weights are kept there, or with the optimizer's \
+         state if that is on a disk, and shards in 16 bits stay on the device, as do those in f32; ranks read both from \
+         each other",
     ),
     Key::ignored("zero_optimization.offload_param.nvme_path", "null", "parameters stay in memory"),
     Key::ignored("zero_optimization.offload_param.buffer_count", "5", SHARDS_STAY),
@@ -48,15 +49,14 @@ pub(super) static KEYS: &[Key] = &[
         Ok(())
     })
     .note(
-        "\"cpu\" is the tier host; as in DeepSpeed, gradients and master weights go with the optimizer's state, but, \
-         approximated, master weights stay on the device in f32, and else on the host with \"nvme\", which is for stage 3 \
-         alone",
+        "\"cpu\" is the tier host, \"nvme\" is for stage 3 alone; as in DeepSpeed, gradients and master weights go with \
+         the optimizer's state, but, approximated, master weights in f32 stay on the device",
     ),
     Key::taken(
         OPTIMIZER_PATH,
         "null",
         When::OptimizerOnDisk,
-        "`offload.optimizer.path` and `offload.gradients.path`",
+        "`offload.optimizer.path` and `offload.gradients.path` and `offload.parameters.path`",
         |draft, value| {
             draft.offload.optimizer_path = optional(value, directory)?;
             Ok(())
