@@ -6,6 +6,9 @@
 mod crashes;
 #[path = "store/damage.rs"]
 mod damage;
+#[cfg(target_os = "linux")]
+#[path = "store/disks.rs"]
+mod disks;
 #[path = "store/model.rs"]
 mod model;
 #[path = "store/refusals.rs"]
