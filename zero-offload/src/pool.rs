@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use zero_core::Bytes;
 
 use crate::buffer::HostBuffer;
+use crate::cuda::{Device, PageLockError};
 use crate::memory::Memory;
 
 /// How a [`HostPool`] behaves.
@@ -23,11 +24,22 @@ impl Default for PoolOptions {
     }
 }
 
+/// Whether the memory of a [`HostPool`] is page-locked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PageLocking {
+    /// Not asked for.
+    Off,
+    /// All of it.
+    On,
+    /// Asked for, but all memory is ordinary, or that of some buffers; this is why.
+    Fallback(PageLockError),
+}
+
 /// A pool of host buffers of exact sizes that counts what it lends.
 ///
 /// Training asks for the same few sizes in every step, so only an idle buffer of *equal* size is reused:
 /// nothing is rounded up, and what [`live`](Self::live) says is what was asked for. (Alignment costs up to 63
-/// bytes more in each allocation, from 128 KiB on up to 4095; they are not counted.)
+/// bytes more in each allocation, from 128 KiB on and where memory is page-locked up to 4095; they are not counted.)
 ///
 /// A handle is cheap to clone, and all clones are the same pool. Every method may be called from any thread;
 /// counters are read and written under one lock and hence agree with each other.
@@ -56,8 +68,51 @@ impl Default for HostPool {
 impl HostPool {
     /// An empty pool.
     pub fn new(options: PoolOptions) -> Self {
+        Self::with_device(options, None)
+    }
+
+    /// An empty pool whose memory is page-locked: CUDA devices copy to and from it without a detour, and while the
+    /// processor does something else.
+    ///
+    /// The driver is looked for at run time. The primary context of the device of this number registers the memory, for
+    /// all devices; let it be the rank's own, since a context takes memory of its device. Idle memory stays page-locked.
+    ///
+    /// Where there is no driver or it refuses, memory is ordinary. [`page_locking`](Self::page_locking) says so with the
+    /// reason, and the log does, once.
+    ///
+    /// ```
+    /// use zero_offload::{HostPool, PageLocking, PoolOptions};
+    ///
+    /// let pool = HostPool::page_locked(PoolOptions::default(), 0);
+    /// let gradients = pool.take(1 << 20);
+    /// match pool.page_locking() {
+    ///     PageLocking::Fallback(reason) => println!("copies take a detour: {reason}"),
+    ///     _ => assert!(gradients.is_page_locked()),
+    /// }
+    /// ```
+    pub fn page_locked(options: PoolOptions, device: u32) -> Self {
+        match Device::open(device) {
+            Ok(device) => Self::with_device(options, Some(Arc::new(device))),
+            Err(error) => {
+                let pool = Self::with_device(options, None);
+                pool.shared.note(error);
+                pool
+            }
+        }
+    }
+
+    fn with_device(options: PoolOptions, device: Option<Arc<Device>>) -> Self {
         let state = State { retain: options.retain.get(), ..State::default() };
-        Self { shared: Arc::new(Shared { state: Mutex::new(state) }) }
+        Self { shared: Arc::new(Shared { device, state: Mutex::new(state) }) }
+    }
+
+    /// Whether memory is page-locked, and why not if that was asked for; of several reasons the first.
+    pub fn page_locking(&self) -> PageLocking {
+        match (&self.shared.lock().not_locked, &self.shared.device) {
+            (Some(error), _) => PageLocking::Fallback(error.clone()),
+            (None, Some(_)) => PageLocking::On,
+            (None, None) => PageLocking::Off,
+        }
     }
 
     /// Lends a buffer of exactly `bytes` bytes.
@@ -126,6 +181,8 @@ impl HostPool {
 
 /// What the handles of a pool and its buffers share.
 pub(crate) struct Shared {
+    /// Page-locks the memory.
+    device: Option<Arc<Device>>,
     state: Mutex<State>,
 }
 
@@ -141,12 +198,31 @@ impl Shared {
         };
         // Zeroing a large buffer takes long: others must not wait for it.
         reused.unwrap_or_else(|| {
-            let memory = Memory::zeroed(bytes);
+            let memory = self.allocate(bytes);
             let mut state = self.lock();
             state.allocations += 1;
             state.lend(bytes);
             memory
         })
+    }
+
+    fn allocate(&self, bytes: usize) -> Memory {
+        let Some(device) = &self.device else { return Memory::zeroed(bytes) };
+        // A page can be locked for one buffer alone.
+        let mut memory = Memory::infallible_pages(bytes);
+        if let Err(error) = memory.page_lock(device) {
+            self.note(error);
+        }
+        memory
+    }
+
+    /// Keeps and tells the first reason why memory is not page-locked.
+    fn note(&self, error: PageLockError) {
+        let mut state = self.lock();
+        if state.not_locked.is_none() {
+            tracing::warn!(%error, "host buffers are not page-locked");
+            state.not_locked = Some(error);
+        }
     }
 
     /// Ends a loan.
@@ -199,6 +275,8 @@ struct State {
     peak: u64,
     allocations: u64,
     idle: Idle,
+    /// Why memory that should be page-locked is not.
+    not_locked: Option<PageLockError>,
 }
 
 impl State {
