@@ -9,6 +9,7 @@ use zero_core::Bytes;
 use crate::buffer::HostBuffer;
 use crate::cuda::{Device, PageLockError};
 use crate::memory::Memory;
+use crate::workers::Workers;
 
 /// How a [`HostPool`] behaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -129,6 +130,16 @@ impl HostPool {
             _ => self.shared.take(bytes),
         };
         HostBuffer::new(memory, Arc::clone(&self.shared))
+    }
+
+    /// As [`take`](Self::take); memory that is new is first written by one of the threads of `workers`, which puts it on
+    /// their NUMA node.
+    ///
+    /// # Panics
+    ///
+    /// As [`take`](Self::take).
+    pub fn take_near(&self, workers: &Workers, bytes: usize) -> HostBuffer {
+        workers.install(|| self.take(bytes))
     }
 
     /// Bytes on loan now.

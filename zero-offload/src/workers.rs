@@ -99,12 +99,15 @@ impl Workers {
 
     /// A thread for each core of this rank's share, where all `local_size` ranks of the host may use the same cores.
     ///
-    /// On Linux, the cores of the process's affinity mask are dealt out in order of their socket, the two processors of a
-    /// core together, and threads stay on their rank's: no two ranks share a core. A limit on processor time below the
-    /// number of processors (a container's) makes fewer threads, not fewer cores. With fewer cores than ranks, and on other
-    /// systems, threads go wherever the process may; with fewer cores than ranks there is one, the caller's.
+    /// On Linux, the cores of the process's affinity mask are dealt out, the two processors of a core together, and threads
+    /// stay on their rank's: no two ranks share a core. A rank's cores are of one NUMA node if every node then has a
+    /// rank, and every rank at least three quarters of an even share; else shares are even. A limit on processor time
+    /// below the number of processors (a container's) makes fewer threads, not fewer cores. With fewer cores than ranks, and
+    /// on other systems, threads go wherever the process may; with fewer cores than ranks there is one, the caller's.
     ///
-    /// The calling thread is left where it is; [`bind_caller`](Self::bind_caller) puts it on the rank's cores too.
+    /// The calling thread is left where it is; [`bind_caller`](Self::bind_caller) puts it on the rank's cores too. Memory
+    /// is on the node of the thread that first writes to it: [`HostPool::take_near`](crate::HostPool::take_near) has one of
+    /// these do so.
     ///
     /// # Errors
     ///
@@ -164,6 +167,14 @@ impl Workers {
             }
         };
         Ok(Self { pool, processors, ..Self::alone() })
+    }
+
+    /// Does something on a thread that stays on the rank's cores; on the caller's, if that is the only one.
+    pub(crate) fn install<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
+        match &self.pool {
+            Some(pool) => pool.install(work),
+            None => work(),
+        }
     }
 
     /// Does an operation on this thread, with the instruction set of the workers.
@@ -399,6 +410,7 @@ mod tests {
                     let all = workers.processors();
                     assert!(all.is_empty() || set.count() as usize == all.len());
                     assert!(all.iter().all(|&processor| set.is_set(processor)));
+                    workers.install(|| assert_eq!(rustix::thread::sched_getaffinity(None).unwrap(), set));
                 });
             });
         }
