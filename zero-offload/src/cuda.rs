@@ -2,7 +2,6 @@
 
 use std::error::Error;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
-use std::fmt;
 use std::ptr;
 use std::sync::OnceLock;
 
@@ -208,11 +207,5 @@ impl Drop for Device {
     fn drop(&mut self) {
         // SAFETY: retained when this was made. Of no effect where the driver has ended before.
         unsafe { (self.driver.release)(self.device) };
-    }
-}
-
-impl fmt::Debug for Device {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Device").field("device", &self.device).finish_non_exhaustive()
     }
 }

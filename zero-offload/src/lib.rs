@@ -24,6 +24,7 @@
 //!
 //! - `pool`: [`HostPool`], what it counts, how much it keeps ([`PoolOptions`]), whether it is page-locked ([`PageLocking`]).
 //! - `buffer`: [`HostBuffer`], the guard that returns its memory when it is dropped.
+//! - `lock`: mutexes without poison.
 //! - `memory`: aligned memory; `cuda`: the driver that page-locks it, found at run time.
 //! - `floats`: [`Floats`] and [`FloatsMut`], slices of f32, bf16 or f16; `blocks`, the same cut for the instruction sets.
 //! - `optimizer`: [`HostOptimizer`] with [`Adam`], [`Adagrad`], [`Lion`] and [`Sgd`], and the pass over memory they share.
@@ -44,6 +45,7 @@ mod buffer;
 mod circle;
 mod cuda;
 mod floats;
+mod lock;
 mod memory;
 mod optimizer;
 #[cfg(unix)]

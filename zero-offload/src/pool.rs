@@ -2,12 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use zero_core::Bytes;
 
 use crate::buffer::HostBuffer;
 use crate::cuda::{Device, PageLockError};
+use crate::lock::lock;
 use crate::memory::Memory;
 use crate::workers::Workers;
 
@@ -109,7 +110,7 @@ impl HostPool {
 
     /// Whether memory is page-locked, and why not if that was asked for; of several reasons the first.
     pub fn page_locking(&self) -> PageLocking {
-        match (&self.shared.lock().not_locked, &self.shared.device) {
+        match (&lock(&self.shared.state).not_locked, &self.shared.device) {
             (Some(error), _) => PageLocking::Fallback(error.clone()),
             (None, Some(_)) => PageLocking::On,
             (None, None) => PageLocking::Off,
@@ -144,18 +145,18 @@ impl HostPool {
 
     /// Bytes on loan now.
     pub fn live(&self) -> Bytes {
-        Bytes::new(self.shared.lock().live)
+        Bytes::new(lock(&self.shared.state).live)
     }
 
     /// The most bytes that were on loan at once since the pool was made or [`reset_peak`](Self::reset_peak)
     /// was called.
     pub fn peak(&self) -> Bytes {
-        Bytes::new(self.shared.lock().peak)
+        Bytes::new(lock(&self.shared.state).peak)
     }
 
     /// Starts a new measurement of the [`peak`](Self::peak) at what is on loan now.
     pub fn reset_peak(&self) {
-        let mut state = self.shared.lock();
+        let mut state = lock(&self.shared.state);
         state.peak = state.live;
     }
 
@@ -163,7 +164,7 @@ impl HostPool {
     /// buffers that have been idle longest first.
     pub fn set_retain(&self, retain: Bytes) {
         let mut freed = Vec::new();
-        let mut state = self.shared.lock();
+        let mut state = lock(&self.shared.state);
         state.retain = retain.get();
         while state.idle.bytes > state.retain {
             freed.extend(state.idle.pop_oldest());
@@ -175,17 +176,17 @@ impl HostPool {
 
     /// Bytes kept for reuse now; never more than [`PoolOptions::retain`].
     pub fn idle(&self) -> Bytes {
-        Bytes::new(self.shared.lock().idle.bytes)
+        Bytes::new(lock(&self.shared.state).idle.bytes)
     }
 
     /// How many buffers were allocated rather than reused, since the pool was made.
     pub fn allocations(&self) -> u64 {
-        self.shared.lock().allocations
+        lock(&self.shared.state).allocations
     }
 
     /// Frees all idle memory.
     pub fn trim(&self) {
-        let idle = std::mem::take(&mut self.shared.lock().idle);
+        let idle = std::mem::take(&mut lock(&self.shared.state).idle);
         drop(idle);
     }
 }
@@ -200,7 +201,7 @@ pub(crate) struct Shared {
 impl Shared {
     fn take(&self, bytes: usize) -> Memory {
         let reused = {
-            let mut state = self.lock();
+            let mut state = lock(&self.state);
             let reused = state.idle.pop(bytes);
             if reused.is_some() {
                 state.lend(bytes);
@@ -210,7 +211,7 @@ impl Shared {
         // Zeroing a large buffer takes long: others must not wait for it.
         reused.unwrap_or_else(|| {
             let memory = self.allocate(bytes);
-            let mut state = self.lock();
+            let mut state = lock(&self.state);
             state.allocations += 1;
             state.lend(bytes);
             memory
@@ -229,7 +230,7 @@ impl Shared {
 
     /// Keeps and tells the first reason why memory is not page-locked.
     fn note(&self, error: PageLockError) {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         if state.not_locked.is_none() {
             tracing::warn!(%error, "host buffers are not page-locked");
             state.not_locked = Some(error);
@@ -243,7 +244,7 @@ impl Shared {
             return;
         }
         let mut freed = Vec::new();
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         state.live -= bytes;
         let retain = state.retain;
         if bytes > retain {
@@ -258,16 +259,11 @@ impl Shared {
         drop(state);
         drop(freed);
     }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        // Nothing between lock and unlock leaves the counters half changed, so poison has nothing to tell.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl fmt::Debug for Shared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let state = self.lock();
+        let state = lock(&self.state);
         f.debug_struct("Shared")
             .field("retain", &state.retain)
             .field("live", &state.live)

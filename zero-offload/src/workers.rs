@@ -5,11 +5,12 @@ mod cores;
 use std::fmt;
 use std::io;
 use std::num::NonZeroUsize;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use rayon_core::{ThreadPool, ThreadPoolBuilder};
 use zero_core::{Rank, WorldSize};
 
+use crate::lock::lock;
 use crate::simd::{InstructionSet, Operation, Simd};
 use cores::Cores;
 
@@ -199,7 +200,7 @@ impl Workers {
         let drain = |first: usize| {
             for span in spans[first..].iter().chain(&spans[..first]) {
                 // The lock is held for the time of a split alone, which leaves no half-made span behind.
-                let next = || span.lock().unwrap_or_else(PoisonError::into_inner).next();
+                let next = || lock(span).next();
                 while let Some(tile) = next() {
                     each(tile);
                 }
