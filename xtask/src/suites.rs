@@ -35,6 +35,17 @@ const MPI_PROBE: &str = "mpirun --version && mpicc --version && {
 const TORCHRUN: Requirement =
     Requirement { what: "torchrun (PyTorch)", probe: &["torchrun", "--help"], installable: false };
 
+/// A cross compiler for its linker and libraries, and an emulator. On 64-bit ARM itself, `tests` does the same.
+const AARCH64: Requirement = Requirement {
+    what: "64-bit ARM (qemu-aarch64, aarch64-linux-gnu-gcc and the Rust target)",
+    probe: &["sh", "-c", AARCH64_PROBE],
+    installable: true,
+};
+
+const AARCH64_PROBE: &str = "qemu-aarch64 --version && aarch64-linux-gnu-gcc --version &&
+    test -d /usr/aarch64-linux-gnu/lib &&
+    test -d \"$(rustc --print target-libdir --target aarch64-unknown-linux-gnu)\"";
+
 /// All features but `mpi`, which needs a library of the machine.
 const FEATURES: &str =
     "zero-comm/conformance,zero-comm/fuzzing,zero-comm/launcher,zero-comm/nccl,zero-burn/launcher";
@@ -115,6 +126,28 @@ pub(crate) const SUITES: &[Suite] = &[
     // The test runs in any case, but passes where the launcher is missing.
     Suite::new("torchrun", Action::cargo(&["test", "-p", "zero-comm", "--test", "launchers", "torchrun"]))
         .needs(TORCHRUN),
+    Suite::new(
+        "neon",
+        Action::cargo(&[
+            "test",
+            "-p",
+            "zero-offload",
+            "--target",
+            "aarch64-unknown-linux-gnu",
+            "--test",
+            "instruction_sets",
+            "--test",
+            "optimizer",
+            "--test",
+            "squares",
+            "--no-fail-fast",
+        ])
+        .with_env(&[
+            ("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER", "aarch64-linux-gnu-gcc"),
+            ("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER", "qemu-aarch64 -L /usr/aarch64-linux-gnu"),
+        ]),
+    )
+    .needs(AARCH64),
     Suite::new("main-job", Action::Call("a few steps of the GPT example", main_job::run)).slow(),
     Suite::new(
         "miri",

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use burn::module::ParamId;
-use burn::tensor::{FloatDType, Tensor};
+use burn::tensor::Tensor;
 use zero_comm::{CommError, CommunicatorExt, ReduceOp, Work, panic_message};
 use zero_core::{
     Bucket, Bytes, DType, Layout, MinScaleReached, Parameter, ParameterIndex, Rank, ReduceGradients,
@@ -22,7 +22,6 @@ use crate::floats::burn_dtype;
 use crate::gathers::Gathers;
 use crate::gradients::{Contributions, GradientStore, label};
 use crate::held::{Held, Holdings};
-use crate::host::{HostTensor, tensor_from_buffer};
 use crate::owned::OwnedGradients;
 use crate::report::MemoryReport;
 use crate::spill::{Spill, sums_bytes};
@@ -291,49 +290,6 @@ impl Engine {
     /// Whether layers compute in another type than the optimizer.
     pub(crate) fn is_mixed(&self) -> bool {
         self.config.precision.compute != DType::F32
-    }
-
-    /// All of this rank's shard as the optimizer sees it.
-    pub(crate) fn own_master(&self, index: ParameterIndex) -> Result<Tensor<1>, ZeroError> {
-        // What is in memory and what is not stay of one step while the guard is held.
-        let _in_place = self.phase.wait_for_shards();
-        let shard = self.held(index).shard;
-        let numel = self.holdings.owned(index).len();
-        let is_here = shard.shape().num_elements() == numel;
-        let Some(masters) = self.masters_on_disk().filter(|_| !is_here) else { return Ok(shard) };
-        let mut all = self.exports.take(numel * DType::F32.size());
-        let shard = HostTensor::new(shard);
-        all.as_mut_slice()[..shard.as_slice().len()].copy_from_slice(shard.as_slice());
-        masters.read(index, &mut all)?;
-        Ok(tensor_from_buffer(all, DType::F32, &self.device))
-    }
-
-    /// Whether other ranks have masters that cannot be read from here.
-    pub(crate) fn has_distant_masters(&self) -> bool {
-        self.has_windows() && self.masters_on_disk().is_some()
-    }
-
-    /// The whole parameter as the optimizer sees it, flat and `f32`.
-    pub(crate) fn master_or_nan(&self, index: ParameterIndex) -> Tensor<1> {
-        if self.standing() == Standing::Replaced || !self.is_mixed() {
-            return self.whole_or_nan(index).cast(FloatDType::F32);
-        }
-        let read = || {
-            self.phase.check_failure()?;
-            if !self.has_windows() {
-                return self.own_master(index);
-            }
-            let masters = self.masters.as_ref().ok_or(ZeroError::MastersOnDisk)?;
-            let mut whole = self.exports.take(masters.bytes(index));
-            let read = masters.read(index, &mut whole);
-            let name = self.parameter(index).name();
-            self.fail(read.during(|| format!("gathering master weights of `{name}`")))?;
-            Ok::<_, ZeroError>(tensor_from_buffer(whole, DType::F32, &self.device))
-        };
-        read().unwrap_or_else(|error| {
-            self.phase.note(error);
-            Tensor::full([self.parameter(index).numel()], f32::NAN, &self.device)
-        })
     }
 
     /// Counts up whenever parameters change: what was computed under another version does not fit.

@@ -37,8 +37,9 @@ impl FusedState {
             DType::BF16 => bytemuck::cast_slice_mut(bytes).fill(bf16::from_f32(spec.initial)),
             _ => bytemuck::cast_slice_mut(bytes).fill(spec.initial),
         };
+        let workers = engine.workers()?;
         let memory = specs.iter().map(|spec| {
-            let mut buffer = engine.states.take((numel - on_disk) * dtype.size());
+            let mut buffer = engine.states.take_near(workers, (numel - on_disk) * dtype.size());
             fill(spec, &mut buffer);
             buffer
         });

@@ -35,7 +35,7 @@
 //!   whole parameter, how often it stands on a tape, and when its backward runs.
 //! - `slot`, `base`, `phase`, `succession`, `agreement`: the engine in charge, what it has whatever its layout, and how
 //!   another one takes over, once the ranks agree.
-//! - `engine`, `publication`: one rank's state of one model, and how others see what became of it; `held`, `windows`,
+//! - `engine`, `publication`, `export`: one rank's state of one model, how others see what became of it, and whole masters; `held`, `windows`,
 //!   `gathers`: shards and replicas, what ranks show each other of them, and what is gathered on demand and ahead;
 //!   `queues`: threads for that.
 //! - `gradients`, `reduction`, `owned`, `scratch`: what lies between backward and step, and memory for it.

@@ -10,8 +10,8 @@ use bytemuck::Pod;
 use crate::memory::{LINE, Memory};
 use crate::pool::Shared;
 
-/// Host memory of an exact size, aligned to 64 bytes, from 128 KiB on to a page of 4096; dropping it returns it to
-/// its pool.
+/// Host memory of an exact size, aligned to 64 bytes, from 128 KiB on and where its pool page-locks memory to a page of
+/// 4096; dropping it returns it to its pool.
 ///
 /// A buffer may outlive every handle of the pool it came from. It reads and writes as a byte slice, or as a
 /// slice of numbers through [`as_slice`](Self::as_slice) and [`as_mut_slice`](Self::as_mut_slice).
@@ -50,6 +50,11 @@ impl HostBuffer {
     #[cfg(unix)]
     pub(crate) fn whole_pages_mut(&mut self) -> Option<&mut [u8]> {
         self.memory.whole_pages_mut()
+    }
+
+    /// Whether the memory is page-locked: see [`HostPool::page_locked`](crate::HostPool::page_locked).
+    pub fn is_page_locked(&self) -> bool {
+        self.memory.is_page_locked()
     }
 
     /// Where the memory begins: a multiple of 64, also for an empty buffer, which must not be read from.

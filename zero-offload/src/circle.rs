@@ -4,7 +4,6 @@ use std::collections::VecDeque;
 use std::ops::Range;
 
 /// Which part of a fixed length is in use, where parts are given back in the order in which they were taken.
-#[derive(Debug)]
 pub(crate) struct Circle {
     length: usize,
     /// The oldest first.

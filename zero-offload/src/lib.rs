@@ -22,9 +22,10 @@
 //!
 //! # Modules
 //!
-//! - `pool`: [`HostPool`], what it counts and how much it keeps ([`PoolOptions`]).
+//! - `pool`: [`HostPool`], what it counts, how much it keeps ([`PoolOptions`]), whether it is page-locked ([`PageLocking`]).
 //! - `buffer`: [`HostBuffer`], the guard that returns its memory when it is dropped.
-//! - `memory`: aligned memory.
+//! - `lock`: mutexes without poison.
+//! - `memory`: aligned memory; `cuda`: the driver that page-locks it, found at run time.
 //! - `floats`: [`Floats`] and [`FloatsMut`], slices of f32, bf16 or f16; `blocks`, the same cut for the instruction sets.
 //! - `optimizer`: [`HostOptimizer`] with [`Adam`], [`Adagrad`], [`Lion`] and [`Sgd`], and the pass over memory they share.
 //! - `squares`: [`sum_of_squares`], the norm of a gradient and whether it is finite.
@@ -42,7 +43,9 @@ mod blocks;
 mod buffer;
 #[cfg(unix)]
 mod circle;
+mod cuda;
 mod floats;
+mod lock;
 mod memory;
 mod optimizer;
 #[cfg(unix)]
@@ -57,6 +60,7 @@ mod table;
 mod workers;
 
 pub use buffer::HostBuffer;
+pub use cuda::PageLockError;
 pub use floats::{Floats, FloatsMut};
 pub use optimizer::{
     Adagrad, Adam, HostOptimizer, HyperParameterError, Lion, OptimizerConfig, Sgd, StateSpec, Update,
@@ -64,7 +68,7 @@ pub use optimizer::{
 };
 #[cfg(unix)]
 pub use pipeline::{Pipeline, StagedUpdate, Tile};
-pub use pool::{HostPool, PoolOptions};
+pub use pool::{HostPool, PageLocking, PoolOptions};
 pub use simd::InstructionSet;
 pub use squares::{SquareSum, sum_of_squares};
 #[cfg(unix)]

@@ -1,9 +1,12 @@
-//! Memory aligned to a cache line, or to a page.
+//! Memory aligned to a cache line, or to a page, and page-locked if asked for.
 
 use std::fmt;
-use std::mem::MaybeUninit;
+use std::mem::{self, MaybeUninit};
+use std::sync::Arc;
 
 use bytemuck::{Pod, Zeroable};
+
+use crate::cuda::{Device, PageLockError};
 
 /// Bytes in a cache line; also the widest SIMD register in use.
 pub(crate) const LINE: usize = 64;
@@ -54,6 +57,8 @@ pub(crate) struct Memory {
     units: Units,
     /// Less than what `units` hold by less than one of them.
     len: usize,
+    /// Who has page-locked `units`.
+    locked_by: Option<Arc<Device>>,
 }
 
 enum Units {
@@ -73,7 +78,7 @@ impl Memory {
         if len >= PAGED {
             return Self::infallible_pages(len);
         }
-        Self { units: Units::Lines(bytemuck::zeroed_vec(len.div_ceil(LINE))), len }
+        Self { units: Units::Lines(bytemuck::zeroed_vec(len.div_ceil(LINE))), len, locked_by: None }
     }
 
     /// Allocates `len` zeroed bytes that begin on a page; none if there is not so much memory.
@@ -94,7 +99,19 @@ impl Memory {
         // Before the first write to it decides which pages it gets.
         prefer_huge_pages(pages.spare_capacity_mut());
         pages.resize(len.div_ceil(PAGE), Page::zeroed());
-        Self { units: Units::Pages(pages), len }
+        Self { units: Units::Pages(pages), len, locked_by: None }
+    }
+
+    /// Page-locks memory that begins on a page, until it is dropped.
+    pub(crate) fn page_lock(&mut self, device: &Arc<Device>) -> Result<(), PageLockError> {
+        // SAFETY: dropping the memory unregisters it first, and does not free it if that fails.
+        unsafe { device.register(self.whole_mut()) }?;
+        self.locked_by = Some(Arc::clone(device));
+        Ok(())
+    }
+
+    pub(crate) fn is_page_locked(&self) -> bool {
+        self.locked_by.is_some()
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -124,6 +141,17 @@ impl Memory {
         match &mut self.units {
             Units::Lines(lines) => bytemuck::cast_slice_mut(lines),
             Units::Pages(pages) => bytemuck::cast_slice_mut(pages),
+        }
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        if let Some(device) = self.locked_by.take()
+            && let Err(error) = device.unregister(self.whole_mut())
+        {
+            tracing::warn!(%error, bytes = self.len, "memory that the CUDA driver does not let go is not freed");
+            mem::forget(mem::take(&mut self.units));
         }
     }
 }

@@ -2,12 +2,15 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use zero_core::Bytes;
 
 use crate::buffer::HostBuffer;
+use crate::cuda::{Device, PageLockError};
+use crate::lock::lock;
 use crate::memory::Memory;
+use crate::workers::Workers;
 
 /// How a [`HostPool`] behaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,11 +26,22 @@ impl Default for PoolOptions {
     }
 }
 
+/// Whether the memory of a [`HostPool`] is page-locked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PageLocking {
+    /// Not asked for.
+    Off,
+    /// All of it.
+    On,
+    /// Asked for, but all memory is ordinary, or that of some buffers; this is why.
+    Fallback(PageLockError),
+}
+
 /// A pool of host buffers of exact sizes that counts what it lends.
 ///
 /// Training asks for the same few sizes in every step, so only an idle buffer of *equal* size is reused:
 /// nothing is rounded up, and what [`live`](Self::live) says is what was asked for. (Alignment costs up to 63
-/// bytes more in each allocation, from 128 KiB on up to 4095; they are not counted.)
+/// bytes more in each allocation, from 128 KiB on and where memory is page-locked up to 4095; they are not counted.)
 ///
 /// A handle is cheap to clone, and all clones are the same pool. Every method may be called from any thread;
 /// counters are read and written under one lock and hence agree with each other.
@@ -56,8 +70,51 @@ impl Default for HostPool {
 impl HostPool {
     /// An empty pool.
     pub fn new(options: PoolOptions) -> Self {
+        Self::with_device(options, None)
+    }
+
+    /// An empty pool whose memory is page-locked: CUDA devices copy to and from it without a detour, and while the
+    /// processor does something else.
+    ///
+    /// The driver is looked for at run time. The primary context of the device of this number registers the memory, for
+    /// all devices; let it be the rank's own, since a context takes memory of its device. Idle memory stays page-locked.
+    ///
+    /// Where there is no driver or it refuses, memory is ordinary. [`page_locking`](Self::page_locking) says so with the
+    /// reason, and the log does, once.
+    ///
+    /// ```
+    /// use zero_offload::{HostPool, PageLocking, PoolOptions};
+    ///
+    /// let pool = HostPool::page_locked(PoolOptions::default(), 0);
+    /// let gradients = pool.take(1 << 20);
+    /// match pool.page_locking() {
+    ///     PageLocking::Fallback(reason) => println!("copies take a detour: {reason}"),
+    ///     _ => assert!(gradients.is_page_locked()),
+    /// }
+    /// ```
+    pub fn page_locked(options: PoolOptions, device: u32) -> Self {
+        match Device::open(device) {
+            Ok(device) => Self::with_device(options, Some(Arc::new(device))),
+            Err(error) => {
+                let pool = Self::with_device(options, None);
+                pool.shared.note(error);
+                pool
+            }
+        }
+    }
+
+    fn with_device(options: PoolOptions, device: Option<Arc<Device>>) -> Self {
         let state = State { retain: options.retain.get(), ..State::default() };
-        Self { shared: Arc::new(Shared { state: Mutex::new(state) }) }
+        Self { shared: Arc::new(Shared { device, state: Mutex::new(state) }) }
+    }
+
+    /// Whether memory is page-locked, and why not if that was asked for; of several reasons the first.
+    pub fn page_locking(&self) -> PageLocking {
+        match (&lock(&self.shared.state).not_locked, &self.shared.device) {
+            (Some(error), _) => PageLocking::Fallback(error.clone()),
+            (None, Some(_)) => PageLocking::On,
+            (None, None) => PageLocking::Off,
+        }
     }
 
     /// Lends a buffer of exactly `bytes` bytes.
@@ -76,20 +133,30 @@ impl HostPool {
         HostBuffer::new(memory, Arc::clone(&self.shared))
     }
 
+    /// As [`take`](Self::take); memory that is new is first written by one of the threads of `workers`, which puts it on
+    /// their NUMA node.
+    ///
+    /// # Panics
+    ///
+    /// As [`take`](Self::take).
+    pub fn take_near(&self, workers: &Workers, bytes: usize) -> HostBuffer {
+        workers.install(|| self.take(bytes))
+    }
+
     /// Bytes on loan now.
     pub fn live(&self) -> Bytes {
-        Bytes::new(self.shared.lock().live)
+        Bytes::new(lock(&self.shared.state).live)
     }
 
     /// The most bytes that were on loan at once since the pool was made or [`reset_peak`](Self::reset_peak)
     /// was called.
     pub fn peak(&self) -> Bytes {
-        Bytes::new(self.shared.lock().peak)
+        Bytes::new(lock(&self.shared.state).peak)
     }
 
     /// Starts a new measurement of the [`peak`](Self::peak) at what is on loan now.
     pub fn reset_peak(&self) {
-        let mut state = self.shared.lock();
+        let mut state = lock(&self.shared.state);
         state.peak = state.live;
     }
 
@@ -97,7 +164,7 @@ impl HostPool {
     /// buffers that have been idle longest first.
     pub fn set_retain(&self, retain: Bytes) {
         let mut freed = Vec::new();
-        let mut state = self.shared.lock();
+        let mut state = lock(&self.shared.state);
         state.retain = retain.get();
         while state.idle.bytes > state.retain {
             freed.extend(state.idle.pop_oldest());
@@ -109,30 +176,32 @@ impl HostPool {
 
     /// Bytes kept for reuse now; never more than [`PoolOptions::retain`].
     pub fn idle(&self) -> Bytes {
-        Bytes::new(self.shared.lock().idle.bytes)
+        Bytes::new(lock(&self.shared.state).idle.bytes)
     }
 
     /// How many buffers were allocated rather than reused, since the pool was made.
     pub fn allocations(&self) -> u64 {
-        self.shared.lock().allocations
+        lock(&self.shared.state).allocations
     }
 
     /// Frees all idle memory.
     pub fn trim(&self) {
-        let idle = std::mem::take(&mut self.shared.lock().idle);
+        let idle = std::mem::take(&mut lock(&self.shared.state).idle);
         drop(idle);
     }
 }
 
 /// What the handles of a pool and its buffers share.
 pub(crate) struct Shared {
+    /// Page-locks the memory.
+    device: Option<Arc<Device>>,
     state: Mutex<State>,
 }
 
 impl Shared {
     fn take(&self, bytes: usize) -> Memory {
         let reused = {
-            let mut state = self.lock();
+            let mut state = lock(&self.state);
             let reused = state.idle.pop(bytes);
             if reused.is_some() {
                 state.lend(bytes);
@@ -141,12 +210,31 @@ impl Shared {
         };
         // Zeroing a large buffer takes long: others must not wait for it.
         reused.unwrap_or_else(|| {
-            let memory = Memory::zeroed(bytes);
-            let mut state = self.lock();
+            let memory = self.allocate(bytes);
+            let mut state = lock(&self.state);
             state.allocations += 1;
             state.lend(bytes);
             memory
         })
+    }
+
+    fn allocate(&self, bytes: usize) -> Memory {
+        let Some(device) = &self.device else { return Memory::zeroed(bytes) };
+        // A page can be locked for one buffer alone.
+        let mut memory = Memory::infallible_pages(bytes);
+        if let Err(error) = memory.page_lock(device) {
+            self.note(error);
+        }
+        memory
+    }
+
+    /// Keeps and tells the first reason why memory is not page-locked.
+    fn note(&self, error: PageLockError) {
+        let mut state = lock(&self.state);
+        if state.not_locked.is_none() {
+            tracing::warn!(%error, "host buffers are not page-locked");
+            state.not_locked = Some(error);
+        }
     }
 
     /// Ends a loan.
@@ -156,7 +244,7 @@ impl Shared {
             return;
         }
         let mut freed = Vec::new();
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         state.live -= bytes;
         let retain = state.retain;
         if bytes > retain {
@@ -171,16 +259,11 @@ impl Shared {
         drop(state);
         drop(freed);
     }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        // Nothing between lock and unlock leaves the counters half changed, so poison has nothing to tell.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl fmt::Debug for Shared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let state = self.lock();
+        let state = lock(&self.state);
         f.debug_struct("Shared")
             .field("retain", &state.retain)
             .field("live", &state.live)
@@ -199,6 +282,8 @@ struct State {
     peak: u64,
     allocations: u64,
     idle: Idle,
+    /// Why memory that should be page-locked is not.
+    not_locked: Option<PageLockError>,
 }
 
 impl State {

@@ -5,11 +5,12 @@ mod cores;
 use std::fmt;
 use std::io;
 use std::num::NonZeroUsize;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use rayon_core::{ThreadPool, ThreadPoolBuilder};
 use zero_core::{Rank, WorldSize};
 
+use crate::lock::lock;
 use crate::simd::{InstructionSet, Operation, Simd};
 use cores::Cores;
 
@@ -99,12 +100,15 @@ impl Workers {
 
     /// A thread for each core of this rank's share, where all `local_size` ranks of the host may use the same cores.
     ///
-    /// On Linux, the cores of the process's affinity mask are dealt out in order of their socket, the two processors of a
-    /// core together, and threads stay on their rank's: no two ranks share a core. A limit on processor time below the
-    /// number of processors (a container's) makes fewer threads, not fewer cores. With fewer cores than ranks, and on other
-    /// systems, threads go wherever the process may; with fewer cores than ranks there is one, the caller's.
+    /// On Linux, the cores of the process's affinity mask are dealt out, the two processors of a core together, and threads
+    /// stay on their rank's: no two ranks share a core. A rank's cores are of one NUMA node if every node then has a
+    /// rank, and every rank at least three quarters of an even share; else shares are even. A limit on processor time
+    /// below the number of processors (a container's) makes fewer threads, not fewer cores. With fewer cores than ranks, and
+    /// on other systems, threads go wherever the process may; with fewer cores than ranks there is one, the caller's.
     ///
-    /// The calling thread is left where it is; [`bind_caller`](Self::bind_caller) puts it on the rank's cores too.
+    /// The calling thread is left where it is; [`bind_caller`](Self::bind_caller) puts it on the rank's cores too. Memory
+    /// is on the node of the thread that first writes to it: [`HostPool::take_near`](crate::HostPool::take_near) has one of
+    /// these do so.
     ///
     /// # Errors
     ///
@@ -166,6 +170,14 @@ impl Workers {
         Ok(Self { pool, processors, ..Self::alone() })
     }
 
+    /// Does something on a thread that stays on the rank's cores; on the caller's, if that is the only one.
+    pub(crate) fn install<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
+        match &self.pool {
+            Some(pool) => pool.install(work),
+            None => work(),
+        }
+    }
+
     /// Does an operation on this thread, with the instruction set of the workers.
     pub(crate) fn compute<O: Operation>(&self, operation: O) -> O::Output {
         self.simd.run(operation)
@@ -188,7 +200,7 @@ impl Workers {
         let drain = |first: usize| {
             for span in spans[first..].iter().chain(&spans[..first]) {
                 // The lock is held for the time of a split alone, which leaves no half-made span behind.
-                let next = || span.lock().unwrap_or_else(PoisonError::into_inner).next();
+                let next = || lock(span).next();
                 while let Some(tile) = next() {
                     each(tile);
                 }
@@ -399,6 +411,7 @@ mod tests {
                     let all = workers.processors();
                     assert!(all.is_empty() || set.count() as usize == all.len());
                     assert!(all.iter().all(|&processor| set.is_set(processor)));
+                    workers.install(|| assert_eq!(rustix::thread::sched_getaffinity(None).unwrap(), set));
                 });
             });
         }

@@ -1,10 +1,11 @@
-//! Every instruction set and every number of threads gives the same bits.
+//! Every machine, instruction set and number of threads gives the same bits.
 
 mod common;
 
 use std::num::NonZeroUsize;
 
 use common::{Numbers, Slice, Slices, UPDATE, configs};
+use xxhash_rust::xxh3::Xxh3;
 use zero_core::DType;
 use zero_offload::{Adam, FloatsMut, HostOptimizer, InstructionSet, Sgd, Update, Workers};
 
@@ -77,6 +78,48 @@ fn all_optimizers_give_the_same_bits_on_thousands_of_numbers() {
             let slices = Slices::new(&optimizer, LONGEST, [dtype; 2], Some(DType::F16), || numbers.any());
             compare(&optimizer, &slices, [4095, 4096, LONGEST].into_iter());
         }
+    }
+}
+
+#[cfg(target_arch = "aarch64")]
+#[test]
+fn arm_has_neon() {
+    assert_eq!(InstructionSet::available(), [InstructionSet::Scalar, InstructionSet::Neon]);
+}
+
+/// The hashes of what updates with each configuration come to.
+const RECORDED: [u64; 8] = [
+    0xA71F_E43E_278F_0F36,
+    0x82F6_76FE_9539_F735,
+    0xBB27_13FC_9E62_D91F,
+    0xE6C7_89D8_CCD0_65FF,
+    0xA861_214B_480B_819D,
+    0xB091_3F94_185E_31D3,
+    0xB313_ACA4_E12E_64BB,
+    0x4C70_B381_7AB8_24DA,
+];
+
+#[test]
+fn every_machine_gives_the_recorded_bits() {
+    for set in InstructionSet::available() {
+        let hashes = configs().into_iter().zip(1..).map(|(config, seed)| {
+            let optimizer = HostOptimizer::new(config).unwrap();
+            let mut numbers = Numbers::new(seed);
+            let mut hash = Xxh3::new();
+            for gradient in GRADIENTS {
+                for state in STATES {
+                    for copy in COPIES {
+                        let types = [gradient, state];
+                        let mut slices = Slices::new(&optimizer, 500, types, copy, || numbers.any());
+                        slices.update(&optimizer, &alone(set), UPDATE);
+                        let bits = slices.bits().into_iter().flatten();
+                        bits.for_each(|bits| hash.update(&bits.to_le_bytes()));
+                    }
+                }
+            }
+            hash.digest()
+        });
+        assert_eq!(hashes.collect::<Vec<_>>(), RECORDED, "{set}");
     }
 }
 

@@ -1,11 +1,12 @@
 //! What the pool promises: exact sizes, exact counts, bounded idle memory, from any number of threads.
 
+use std::num::NonZeroUsize;
 use std::sync::Barrier;
 use std::thread;
 
 use proptest::prelude::*;
 use zero_core::Bytes;
-use zero_offload::{HostBuffer, HostPool, PoolOptions};
+use zero_offload::{HostBuffer, HostPool, PoolOptions, Workers};
 
 fn pool(retain: u64) -> HostPool {
     HostPool::new(PoolOptions { retain: Bytes::new(retain) })
@@ -37,6 +38,20 @@ fn an_empty_buffer_costs_nothing() {
     assert_eq!(buffer.as_ptr().addr() % 64, 0);
     drop(buffer);
     assert_eq!(counts(&pool), [0; 4]);
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "Miri says that the pool of threads breaks the rules of stacked borrows")]
+fn memory_near_workers_is_memory_like_any_other() {
+    let pool = pool(1000);
+    for threads in 1..=2 {
+        let workers = Workers::new(NonZeroUsize::new(threads).unwrap()).unwrap();
+        let buffer = pool.take_near(&workers, 500);
+        assert_eq!((counts(&pool)[0], buffer.len()), (500, 500));
+        drop(buffer);
+        drop(pool.take(500));
+    }
+    assert_eq!(counts(&pool), [0, 500, 500, 1]);
 }
 
 #[test]

@@ -55,6 +55,15 @@ fn long_sums_do_not_depend_on_threads_and_are_close_to_a_plain_one() {
 }
 
 #[test]
+fn every_machine_gives_the_recorded_sums() {
+    let mut numbers = Numbers::new(3);
+    let values: Vec<f32> = (0..100_003).map(|_| numbers.ordinary()).collect();
+    let workers = all_workers();
+    let sums = TYPES.map(|dtype| everywhere(&workers, &Slice::new(dtype, &values)).sum.to_bits());
+    assert_eq!(sums, [0x40E0_4B40_6AB6_9324, 0x40E0_4B54_2E90_3193, 0x40E0_4B41_18D8_594A]);
+}
+
+#[test]
 fn squares_out_of_the_range_of_f32_count() {
     let workers = all_workers();
     let large = everywhere(&workers, &Slice::F32(vec![f32::MAX; 100]));

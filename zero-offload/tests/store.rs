@@ -2,10 +2,15 @@
 
 #![cfg(unix)]
 
+#[path = "store/common.rs"]
+mod common;
 #[path = "store/crashes.rs"]
 mod crashes;
 #[path = "store/damage.rs"]
 mod damage;
+#[cfg(target_os = "linux")]
+#[path = "store/disks.rs"]
+mod disks;
 #[path = "store/model.rs"]
 mod model;
 #[path = "store/refusals.rs"]
@@ -18,39 +23,15 @@ use std::fs;
 use std::path::Path;
 use std::thread;
 
+use common::{content, engines, read};
 use tempfile::TempDir;
 use zero_core::{Bytes, Rank};
 use zero_offload::{Engine, HostPool, NvmeStore, Slot, StoreError, StoreOptions};
-
-/// The engines that there are.
-fn engines() -> Vec<Engine> {
-    let directory = TempDir::new().unwrap();
-    let options = StoreOptions { engine: Engine::Uring, ..StoreOptions::new(directory.path()) };
-    match NvmeStore::open(options) {
-        Ok(_) => vec![Engine::Threads, Engine::Uring],
-        Err(StoreError::NoUring { source }) => {
-            println!("not tested with io_uring: {source}");
-            vec![Engine::Threads]
-        }
-        Err(error) => panic!("{error}"),
-    }
-}
 
 /// Small blocks and few of them, to have many.
 fn options(directory: &Path, engine: Engine) -> StoreOptions {
     let (block, buffers) = (Bytes::new(4096), Bytes::new(3 * 4096));
     StoreOptions { block, buffers, depth: 4, engine, ..StoreOptions::new(directory) }
-}
-
-fn content(bytes: usize, seed: u64) -> Vec<u8> {
-    (0..bytes as u64).map(|i| (i.wrapping_mul(0x9E37_79B9).wrapping_add(seed * 77) >> 7) as u8).collect()
-}
-
-/// Reads to an odd address.
-fn read(slot: &Slot) -> Result<Vec<u8>, StoreError> {
-    let mut bytes = vec![0xEE; slot.bytes() as usize + 1];
-    slot.read(0, &mut bytes[1..])?;
-    Ok(bytes.split_off(1))
 }
 
 fn entries(directory: &Path) -> Vec<String> {

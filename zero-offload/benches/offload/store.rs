@@ -5,6 +5,7 @@
 //! Cargo's for temporary files. Both places of our tensors have been written before as well, and our times include the
 //! checksums. Without fio its rows have no value.
 
+use std::cell::RefCell;
 use std::env;
 use std::error::Error;
 use std::path::{Path, PathBuf};
@@ -25,6 +26,7 @@ const BYTES: usize = 1 << 30;
 /// What a pipeline may use.
 const BUDGET: u64 = 64 << 20;
 const FIO: &str = "fio";
+const COMPUTE: &str = "compute";
 
 pub(crate) fn rows() -> Result<Vec<Value>, Box<dyn Error>> {
     let directory =
@@ -82,27 +84,27 @@ fn resident(
     fio: Option<&Fio>,
     pool: &HostPool,
 ) -> Result<Vec<Value>, Box<dyn Error>> {
-    let mut step = Step::new(pool)?;
-    let mut samples = Vec::new();
+    let step = RefCell::new(Step::new(pool)?);
+    let mut contenders: Vec<Contender<'_>> = vec![(COMPUTE, Box::new(|| step.borrow_mut().in_memory()))];
     if let Some(fio) = fio {
         for direction in ["read", "write"] {
-            let contender: Contender<'_> = (direction, Box::new(|| fio.seconds(direction)));
-            samples.push((direction, Samples::take(direction, vec![contender])?.seconds(direction)));
+            contenders.push((direction, Box::new(|| fio.seconds(direction))));
         }
     }
-    let disk: Option<f64> = samples.iter().map(|(_, seconds)| *seconds).sum();
-    let disk = disk.filter(|_| fio.is_some());
-    let compute =
-        Samples::take("update", vec![("compute", Box::new(|| step.in_memory()))])?.seconds("compute");
+    for store in &mut *stores {
+        contenders.push((store.name, Box::new(|| step.borrow_mut().on_disk(store))));
+    }
+    let samples = Samples::take("step", contenders)?;
+    let disk = samples.seconds("read").zip(samples.seconds("write")).map(|(read, write)| read + write);
+    let compute = samples.seconds(COMPUTE);
+    let least = disk.zip(compute).map(|(disk, compute)| disk.max(compute));
     let mut rows = vec![
         told(format!("AdamW of {ROWS} parameters, moments through fio"), disk, "s"),
         told(format!("AdamW of {ROWS} parameters, moments in memory"), compute, "s"),
     ];
     for store in stores {
         let name = store.name;
-        let contender: Contender<'_> = (name, Box::new(|| step.on_disk(store)));
-        let seconds = Samples::take("step", vec![contender])?.seconds(name);
-        let least = disk.zip(compute).map(|(disk, compute)| disk.max(compute));
+        let seconds = samples.seconds(name);
         rows.push(told(format!("AdamW of {ROWS} parameters, moments on the disk, {name}"), seconds, "s"));
         let share = least.zip(seconds).map(|(least, seconds)| least / seconds);
         let what = format!("the larger of disk at fio's rate and update, against the step, {name}");

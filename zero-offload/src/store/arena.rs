@@ -1,13 +1,13 @@
 //! Aligned blocks for what is not aligned itself.
 
 use std::ops::{Deref, DerefMut};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex};
 
+use crate::lock::{lock, wait};
 use crate::memory::Memory;
 use crate::store::span::Span;
 
 /// A fixed number of blocks of one size, each lent to one user at a time.
-#[derive(Debug)]
 pub(crate) struct Arena {
     all: Span,
     block: usize,
@@ -35,28 +35,23 @@ impl Arena {
 
     /// A block, if there is one.
     pub(crate) fn try_lease(&self) -> Option<Lease<'_>> {
-        let offset = self.lock().pop()?;
+        let offset = lock(&self.free).pop()?;
         Some(Lease { arena: self, offset })
     }
 
     /// Waits for a block. Whoever has one already must give it back first, or all may wait for each other.
     pub(crate) fn lease(&self) -> Lease<'_> {
-        let mut free = self.lock();
+        let mut free = lock(&self.free);
         loop {
             if let Some(offset) = free.pop() {
                 return Lease { arena: self, offset };
             }
-            free = self.freed.wait(free).unwrap_or_else(PoisonError::into_inner);
+            free = wait(&self.freed, free);
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Vec<usize>> {
-        self.free.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// A block on loan; it holds whatever its last user left.
-#[derive(Debug)]
 pub(crate) struct Lease<'a> {
     arena: &'a Arena,
     offset: usize,
@@ -86,7 +81,7 @@ impl DerefMut for Lease<'_> {
 
 impl Drop for Lease<'_> {
     fn drop(&mut self) {
-        self.arena.lock().push(self.offset);
+        lock(&self.arena.free).push(self.offset);
         self.arena.freed.notify_one();
     }
 }

@@ -1,7 +1,8 @@
 //! Several transfers that somebody waits for.
 
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex};
 
+use crate::lock::{lock, wait};
 use crate::store::error::StoreError;
 
 /// Transfers that are waited for together. Dropping it waits too.
@@ -16,7 +17,7 @@ impl Batch {
 
     /// Whether waiting would take no time.
     pub(crate) fn is_done(&self) -> bool {
-        self.0.progress().left == 0
+        lock(&self.0.progress).left == 0
     }
 }
 
@@ -46,16 +47,16 @@ impl BatchState {
     }
 
     pub(crate) fn failed(&self) -> bool {
-        self.progress().error.is_some()
+        lock(&self.progress).error.is_some()
     }
 
     /// Keeps the first error; what has not begun then never does.
     pub(crate) fn fail(&self, error: StoreError) {
-        self.progress().error.get_or_insert(error);
+        lock(&self.progress).error.get_or_insert(error);
     }
 
     pub(crate) fn finish_one(&self) {
-        let mut progress = self.progress();
+        let mut progress = lock(&self.progress);
         progress.left -= 1;
         if progress.left == 0 {
             self.done.notify_all();
@@ -63,15 +64,10 @@ impl BatchState {
     }
 
     fn wait(&self) -> Option<StoreError> {
-        let mut progress = self.progress();
+        let mut progress = lock(&self.progress);
         while progress.left > 0 {
-            progress = self.done.wait(progress).unwrap_or_else(PoisonError::into_inner);
+            progress = wait(&self.done, progress);
         }
         progress.error.take()
-    }
-
-    fn progress(&self) -> MutexGuard<'_, Progress> {
-        // No panic can leave it half changed.
-        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -5,10 +5,11 @@ use std::io;
 use std::ops::Range;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 
 use zero_core::Bytes;
 
+use crate::lock::lock;
 use crate::store::directory::RunDirectory;
 use crate::store::error::StoreError;
 use crate::store::space::Space;
@@ -63,12 +64,12 @@ impl DataFile {
 
     /// How much is reserved.
     pub(crate) fn used(&self) -> u64 {
-        self.space().used()
+        lock(&self.space).used()
     }
 
     /// Reserves space for a tensor: afterwards a full disk cannot fail a write to it.
     pub(crate) fn reserve(&self, tensor: &str, length: u64) -> Result<Range<u64>, StoreError> {
-        let mut space = self.space();
+        let mut space = lock(&self.space);
         let range = space.take(length);
         let Err(source) = allocate(&self.file, &range) else {
             return Ok(range);
@@ -85,7 +86,7 @@ impl DataFile {
 
     /// Ends a reservation; the disk gets its space back.
     pub(crate) fn release(&self, range: Range<u64>) {
-        self.free(&mut self.space(), range);
+        self.free(&mut lock(&self.space), range);
     }
 
     fn free(&self, space: &mut Space, range: Range<u64>) {
@@ -97,10 +98,6 @@ impl DataFile {
         if let Err(error) = freed {
             tracing::debug!(path = %self.path.display(), ?range, %error, "space is not given back to the disk");
         }
-    }
-
-    fn space(&self) -> MutexGuard<'_, Space> {
-        self.space.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

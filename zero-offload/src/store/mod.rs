@@ -166,11 +166,5 @@ pub(crate) fn new_queue(
     depth: usize,
     registered: Span,
 ) -> Result<(Queue, Engine), StoreError> {
-    let mut made = engine;
-    let queue = Queue::new(depth, |sink| {
-        let (driver, engine) = driver::make(engine, depth, registered, sink)?;
-        made = engine;
-        Ok(driver)
-    })?;
-    Ok((queue, made))
+    Queue::new(depth, |sink| driver::make(engine, depth, registered, sink))
 }

@@ -3,11 +3,13 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::io;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, Weak};
 
+use crate::lock::{lock, wait};
 use crate::store::batch::{Batch, BatchState};
 use crate::store::driver::{Attempt, Driver, Sink};
 use crate::store::error::StoreError;
+use crate::store::options::Engine;
 use crate::store::transfer::{Request, Transfer};
 
 /// Keeps up to a number of transfers with a driver, in the order in which they came.
@@ -16,17 +18,17 @@ pub(crate) struct Queue {
 }
 
 impl Queue {
-    /// A queue for `depth` transfers at once over what `make` makes of where results go.
+    /// A queue for `depth` transfers at once over what `make` makes of where results go, and which engine that is.
     pub(crate) fn new(
         depth: usize,
-        make: impl FnOnce(Arc<dyn Sink>) -> Result<Box<dyn Driver>, StoreError>,
-    ) -> Result<Self, StoreError> {
+        make: impl FnOnce(Arc<dyn Sink>) -> Result<(Box<dyn Driver>, Engine), StoreError>,
+    ) -> Result<(Self, Engine), StoreError> {
         let relay = Arc::new(Relay::default());
-        let driver = make(relay.clone())?;
+        let (driver, engine) = make(relay.clone())?;
         let shared = Arc::new(Shared { driver, depth, state: Mutex::default(), idle: Condvar::new() });
         // It was made above, empty.
         let _ = relay.0.set(Arc::downgrade(&shared));
-        Ok(Self { shared })
+        Ok((Self { shared }, engine))
     }
 
     /// Begins all the requests.
@@ -49,7 +51,7 @@ impl Drop for Queue {
     fn drop(&mut self) {
         let mut state = lock(&self.shared.state);
         while state.in_flight > 0 || !state.pending.is_empty() {
-            state = self.shared.idle.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = wait(&self.shared.idle, state);
         }
         drop(state);
         self.shared.driver.stop();
@@ -143,9 +145,4 @@ impl Sink for Relay {
             shared.ended(attempts);
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // No panic can leave the state of a queue half changed.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

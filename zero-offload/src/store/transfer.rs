@@ -1,6 +1,5 @@
 //! One block on its way: what is resumed, and what is an error.
 
-use std::fmt;
 use std::io;
 use std::sync::Arc;
 
@@ -70,35 +69,32 @@ impl Transfer {
     /// Takes in what one attempt came to; true if all is done, false if it must be tried again.
     pub(crate) fn advance(&mut self, result: io::Result<usize>) -> Result<bool, StoreError> {
         let length = self.request.memory.len();
-        match result {
+        let stalled = match result {
             Ok(bytes) if self.done + bytes >= length => {
                 self.done = length;
                 return Ok(true);
             }
+            // The end of the file; trying again finds it again.
+            Ok(0) => return Err(self.short()),
             Ok(bytes) => {
                 let mut done = self.done + bytes;
                 if self.request.file.direct() {
                     // What goes past the page cache goes by whole pages.
                     done -= done % PAGE;
                 }
-                if bytes == 0 {
-                    // The end of the file; trying again finds it again.
-                    return Err(self.short());
-                }
                 if done > self.done {
                     (self.done, self.stalls) = (done, 0);
                     return Ok(false);
                 }
+                self.short()
             }
             Err(error) if [io::ErrorKind::Interrupted, io::ErrorKind::WouldBlock].contains(&error.kind()) => {
-                if self.stalls >= STALLS {
-                    return Err(self.failed(error));
-                }
+                self.failed(error)
             }
             Err(error) => return Err(self.failed(error)),
-        }
+        };
         self.stalls += 1;
-        if self.stalls > STALLS { Err(self.short()) } else { Ok(false) }
+        if self.stalls > STALLS { Err(stalled) } else { Ok(false) }
     }
 
     fn failed(&self, source: io::Error) -> StoreError {
@@ -140,12 +136,5 @@ impl Transfer {
         // Whoever waits may count on the file to be gone once they drop the store.
         drop(self.request);
         self.batch.finish_one();
-    }
-}
-
-impl fmt::Debug for Transfer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Request { direction, tensor, offset, memory, .. } = &self.request;
-        write!(f, "{direction} {tensor}, {} of {} bytes at {offset}", self.done, memory.len())
     }
 }

@@ -17,7 +17,6 @@ use crate::store::span::Span;
 use crate::store::transfer::Transfer;
 
 /// One try at the rest of a transfer, or at its first `length` bytes.
-#[derive(Debug)]
 pub(crate) struct Attempt {
     pub(crate) transfer: Transfer,
     pub(crate) length: usize,

@@ -4,9 +4,10 @@ use std::collections::VecDeque;
 use std::io;
 use std::mem;
 use std::os::unix::fs::FileExt;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex};
 use std::thread::{self, JoinHandle};
 
+use crate::lock::{lock, wait};
 use crate::store::driver::{Attempt, Driver, Sink};
 use crate::store::error::Direction;
 
@@ -40,7 +41,7 @@ impl Threads {
                 }
             };
             match thread::Builder::new().name("nvme".to_owned()).spawn(work) {
-                Ok(worker) => driver.workers().push(worker),
+                Ok(worker) => lock(&driver.workers).push(worker),
                 Err(error) => {
                     driver.stop();
                     return Err(error);
@@ -49,23 +50,19 @@ impl Threads {
         }
         Ok(driver)
     }
-
-    fn workers(&self) -> MutexGuard<'_, Vec<JoinHandle<()>>> {
-        self.workers.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl Driver for Threads {
     fn start(&self, attempts: Vec<Attempt>) {
         let several = attempts.len() > 1;
-        self.jobs.lock().waiting.extend(attempts);
+        lock(&self.jobs.state).waiting.extend(attempts);
         if several { self.jobs.changed.notify_all() } else { self.jobs.changed.notify_one() }
     }
 
     fn stop(&self) {
-        self.jobs.lock().stopped = true;
+        lock(&self.jobs.state).stopped = true;
         self.jobs.changed.notify_all();
-        for worker in mem::take(&mut *self.workers()) {
+        for worker in mem::take(&mut *lock(&self.workers)) {
             // A worker's panic has been reported where it happened.
             let _ = worker.join();
         }
@@ -75,7 +72,7 @@ impl Driver for Threads {
 impl Jobs {
     /// Waits for the next attempt; none once the driver has stopped.
     fn next(&self) -> Option<Attempt> {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         loop {
             if let Some(attempt) = state.waiting.pop_front() {
                 return Some(attempt);
@@ -83,12 +80,8 @@ impl Jobs {
             if state.stopped {
                 return None;
             }
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = wait(&self.changed, state);
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

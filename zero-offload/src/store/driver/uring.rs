@@ -3,11 +3,12 @@
 use std::io;
 use std::mem;
 use std::os::fd::AsRawFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 
 use io_uring::{IoUring, Probe, opcode, squeue, types};
 
+use crate::lock::lock;
 use crate::store::driver::{Attempt, Driver, Sink};
 use crate::store::error::Direction;
 use crate::store::span::Span;
@@ -73,12 +74,12 @@ impl Driver for Uring {
     }
 
     fn stop(&self) {
-        let mut state = self.shared.lock();
+        let mut state = lock(&self.shared.state);
         self.shared.push(&opcode::Nop::new().build().user_data(STOP));
         self.shared.flush(&mut state);
         let broken = state.broken.is_some();
         drop(state);
-        let reaper = self.reaper.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let reaper = lock(&self.reaper).take();
         // A ring that takes nothing cannot wake its reaper; it is left behind.
         if let Some(reaper) = reaper.filter(|_| !broken) {
             // Its panic has been reported where it happened.
@@ -90,7 +91,7 @@ impl Driver for Uring {
 impl Shared {
     /// Gives attempts to the kernel; returns those that it would not have.
     fn submit(&self, attempts: Vec<Attempt>) -> Vec<(Attempt, io::Result<usize>)> {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         let mut numbers = Vec::with_capacity(attempts.len());
         let mut refused = Vec::new();
         for attempt in attempts {
@@ -186,7 +187,7 @@ impl Shared {
             // SAFETY: no other thread reads the completion queue.
             let completed: Vec<_> = unsafe { self.ring.completion_shared() }.collect();
             let mut ended = Vec::with_capacity(completed.len());
-            let mut state = self.lock();
+            let mut state = lock(&self.state);
             for entry in completed {
                 if entry.user_data() == STOP {
                     stopped = true;
@@ -205,10 +206,6 @@ impl Shared {
                 sink.ended(ended);
             }
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

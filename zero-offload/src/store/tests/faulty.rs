@@ -1,6 +1,5 @@
 //! A driver that goes wrong as it is told.
 
-use std::fmt;
 use std::io;
 use std::mem;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -80,26 +79,17 @@ impl Faults {
         depth: usize,
         registered: Span,
     ) -> Result<(Queue, Engine), StoreError> {
-        let mut made = engine;
-        let queue = Queue::new(depth, |sink| {
+        Queue::new(depth, |sink| {
             let sink = Arc::new(Counting { sink, faults: self.clone() });
             let (driver, engine) = driver::make(engine, depth, registered, sink.clone())?;
-            made = engine;
             let driver: Arc<dyn Driver> = Arc::from(driver);
             self.lock().driver = Some(Arc::clone(&driver));
-            Ok(Box::new(Faulty { driver, sink, faults: self.clone() }))
-        })?;
-        Ok((queue, made))
+            Ok((Box::new(Faulty { driver, sink, faults: self.clone() }), engine))
+        })
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap()
-    }
-}
-
-impl fmt::Debug for Faults {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Faults")
     }
 }
 

@@ -1,5 +1,7 @@
 //! What a store makes of a disk that goes wrong, with either engine.
 
+#[path = "../../../tests/store/common.rs"]
+mod common;
 mod faulty;
 mod pipeline;
 
@@ -10,6 +12,7 @@ use zero_core::Bytes;
 
 use super::{Direction, Engine, NvmeStore, Slot, StoreError, StoreOptions};
 use crate::HostPool;
+use common::{content, engines, read};
 use faulty::{Fault, Faults};
 
 const BLOCK: usize = 16 << 10;
@@ -42,26 +45,7 @@ impl Setup {
 
 /// Runs a test with each engine that there is.
 fn each(depth: usize, test: impl Fn(&Setup)) {
-    for engine in [Engine::Threads, Engine::Uring] {
-        let directory = TempDir::new().unwrap();
-        match NvmeStore::open(StoreOptions { engine, ..StoreOptions::new(directory.path()) }) {
-            Ok(_) => test(&Setup::new(engine, depth)),
-            Err(StoreError::NoUring { source }) => println!("not tested with {engine}: {source}"),
-            Err(error) => panic!("{error}"),
-        }
-    }
-}
-
-/// Bytes of which no block equals another.
-fn content(bytes: usize, seed: u64) -> Vec<u8> {
-    (0..bytes as u64).map(|i| (i.wrapping_mul(0x9E37_79B9).wrapping_add(seed * 77) >> 7) as u8).collect()
-}
-
-fn read(slot: &Slot) -> Result<Vec<u8>, StoreError> {
-    // At an odd address.
-    let mut bytes = vec![0xEE; slot.bytes() as usize + 1];
-    slot.read(0, &mut bytes[1..])?;
-    Ok(bytes.split_off(1))
+    engines().into_iter().for_each(|engine| test(&Setup::new(engine, depth)));
 }
 
 #[test]
