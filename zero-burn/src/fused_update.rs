@@ -1,20 +1,22 @@
 //! One step of a fused optimizer.
 
+use std::convert::Infallible;
 use std::ops::Range;
 use std::sync::Arc;
 
+use burn::tensor::Tensor;
 use zero_core::{DType, ParameterIndex, Tier};
 use zero_offload::{HostBuffer, HostOptimizer, Table, Update, Workers};
 
 use crate::ZeroError;
 use crate::engine::Engine;
 use crate::exclusive::Exclusive;
-use crate::floats::FloatsMut;
+use crate::floats::{Floats, FloatsMut};
 use crate::fused::Fused;
 use crate::fused_state::FusedState;
 use crate::held::Updated;
-use crate::host::tensor_from_buffer;
-use crate::owned::OwnedGradients;
+use crate::host::{HostTensor, tensor_from_buffer};
+use crate::owned::{OwnedGradients, PIECE};
 use crate::phase::Updating;
 use crate::rule::{Finished, Job, ShardUpdate};
 use crate::staged::{self, Staged};
@@ -44,9 +46,45 @@ struct Shard {
     /// How many elements it has.
     numel: usize,
     /// All of them, or the first if masters are on a disk.
-    values: Exclusive,
+    values: Values,
     /// The new values in the type of layers, if that is another one.
     copy: Option<HostBuffer>,
+}
+
+/// What a shard holds while it is updated.
+#[derive(Debug)]
+enum Values {
+    /// To be written to.
+    Here(Exclusive),
+    /// As it was; what it becomes takes the place of its gradient, which nobody needs any more.
+    InGradient(HostTensor),
+}
+
+impl Values {
+    fn len(&self) -> usize {
+        match self {
+            Self::Here(values) => values.len(),
+            Self::InGradient(old) => old.as_slice().len(),
+        }
+    }
+
+    /// The new values, in the shard's memory if nobody else has it.
+    fn end(self, engine: &Engine, parameter: ParameterIndex, gradients: &mut OwnedGradients) -> Tensor<1> {
+        let values = match self {
+            Self::Here(values) => values,
+            Self::InGradient(old) => {
+                drop(old);
+                let mut values = Exclusive::new(engine.holdings.take_shard(parameter));
+                let all = 0..values.len();
+                let Ok(()) = gradients.each_own_mut::<Infallible>(engine, parameter, all, |start, new| {
+                    values.values()[start..start + new.len()].copy_from_slice(new);
+                    Ok(())
+                });
+                values
+            }
+        };
+        values.into_tensor(&engine.device)
+    }
 }
 
 impl FusedUpdate {
@@ -95,9 +133,13 @@ impl FusedUpdate {
             Some(state) => state.steps,
             None => state.insert(FusedState::new(&optimizer, engine, parameter)?).steps,
         };
+        let shard = || engine.held(parameter).shard;
         let values = match keeps_old {
-            true => Exclusive::copy(engine.held(parameter).shard),
-            false => Exclusive::new(engine.holdings.take_shard(parameter)),
+            false => Values::Here(Exclusive::new(engine.holdings.take_shard(parameter))),
+            true if self.gradients.is_in_memory(engine, parameter) => {
+                Values::InGradient(HostTensor::new(shard()))
+            }
+            true => Values::Here(Exclusive::copy(shard())),
         };
         let numel = engine.holdings.owned(parameter).len();
         let compute = engine.config.precision.compute;
@@ -115,7 +157,7 @@ impl FusedUpdate {
             let rows = 0..(shard.numel - rows(&state.disk)).min(shard.values.len());
             let mut memory: Vec<&mut [u8]> = state.memory.iter_mut().map(|state| &mut state[..]).collect();
             self.is_torn = true;
-            shard.update(kind, &self.engine, &self.gradients, rows, None, &mut memory)?;
+            shard.update(kind, &self.engine, &mut self.gradients, rows, None, &mut memory)?;
             self.is_torn = false;
         }
         Ok(())
@@ -162,7 +204,7 @@ impl FusedUpdate {
 
     /// Makes it final: on all ranks or, where states are on a disk, on none.
     pub(crate) fn finish(mut self) -> Finished<Fused> {
-        if self.updating.is_none() && self.engine.masters_on_disk().is_some() {
+        if self.updating.is_none() {
             self.updating = Some(self.engine.phase.begin_update());
         }
         let staged = std::mem::replace(&mut self.staged, Ok(None));
@@ -176,14 +218,14 @@ impl FusedUpdate {
         } else {
             staged.map(drop)
         };
-        let Self { engine, shards, mut states, is_torn, updating, .. } = self;
+        let Self { engine, mut gradients, shards, mut states, is_torn, updating, .. } = self;
         let finish = |Shard { parameter, values, copy, .. }: Shard| {
             if let Some(state) = &mut states[parameter.index()] {
                 state.steps += 1;
             }
             let compute = engine.config.precision.compute;
             let copy = copy.map(|copy| tensor_from_buffer(copy, compute, &engine.device));
-            (parameter, Updated { shard: values.into_tensor(&engine.device), copy })
+            (parameter, Updated { shard: values.end(&engine, parameter, &mut gradients), copy })
         };
         let outcome = outcome.map(|()| shards.into_iter().map(finish).collect());
         Finished { states, outcome, is_torn, updating }
@@ -216,17 +258,13 @@ impl Shard {
         &mut self,
         Kind { workers, compute, stored }: Kind<'_>,
         engine: &Engine,
-        gradients: &OwnedGradients,
+        gradients: &mut OwnedGradients,
         rows: Range<usize>,
         master: Option<&mut [f32]>,
         states: &mut [&mut [u8]],
     ) -> Result<(), ZeroError> {
         let Self { optimizer, parameter, update, values, copy, .. } = self;
-        let values = match master {
-            Some(master) => master,
-            None => &mut values.values()[rows.clone()],
-        };
-        gradients.each_own(engine, *parameter, rows.clone(), &mut |start, gradient| {
+        let mut apply = |start: usize, values: &mut [f32], gradient: Floats<'_>| {
             let range = start..start + gradient.len();
             let in_rows = range.start - rows.start..range.end - rows.start;
             let mut states: Vec<_> = states
@@ -234,8 +272,28 @@ impl Shard {
                 .map(|state| FloatsMut::new(stored, state).slice(in_rows.clone()).into())
                 .collect();
             let copy = copy.as_mut().map(|copy| FloatsMut::new(compute, copy).slice(range).into());
-            let values = &mut values[in_rows];
             Ok(optimizer.update(workers, *update, values, gradient.into(), &mut states, copy)?)
+        };
+        let values = match (master, values) {
+            (Some(master), _) => master,
+            (None, Values::Here(values)) => &mut values.values()[rows.clone()],
+            (None, Values::InGradient(old)) => {
+                let mut memory = engine.scratch.take(PIECE.min(rows.len()) * size_of::<f32>());
+                return gradients.each_own_mut(engine, *parameter, rows.clone(), |start, gradient| {
+                    for (nth, gradient) in gradient.chunks_mut(PIECE).enumerate() {
+                        let start = start + nth * PIECE;
+                        let new = &mut memory.as_mut_slice()[..gradient.len()];
+                        new.copy_from_slice(&old.as_slice()[start..start + gradient.len()]);
+                        apply(start, new, Floats::F32(gradient))?;
+                        gradient.copy_from_slice(new);
+                    }
+                    Ok(())
+                });
+            }
+        };
+        gradients.each_own(engine, *parameter, rows.clone(), &mut |start, gradient| {
+            let in_rows = start - rows.start..start - rows.start + gradient.len();
+            apply(start, &mut values[in_rows], gradient)
         })
     }
 }

@@ -189,7 +189,8 @@ impl<O: ShardOptimizer> ZeroOptimizer<O> {
     /// for all parameters or by module path.
     ///
     /// A parameter that got no gradient on any rank is left alone, as Burn's own optimizers do. While it runs, a step
-    /// holds this rank's old and new shards side by side (at stage 0: parameters).
+    /// holds this rank's old and new shards side by side (at stage 0: parameters), unless it is one of
+    /// [`Fused`](crate::Fused) that finds nobody else with their memory.
     ///
     /// The model's values change; it is asked for to make sure that it is the engine's, and that nobody set values in it.
     ///

@@ -9,12 +9,13 @@ use zero_core::{Bucket, DType, ParameterIndex, Rank, Segment};
 use zero_offload::{HostBuffer, StoreError};
 
 use crate::engine::Engine;
+use crate::exclusive::Exclusive;
 use crate::floats::{Floats, FloatsMut, Squares, Write};
-use crate::host::{HostTensor, tensor_from_buffer};
+use crate::host::{HostTensor, tensor_dtype, tensor_from_buffer};
 use crate::spill::Place;
 
-/// How many elements are read from a disk at a time.
-const PIECE: usize = 1 << 18;
+/// How many elements are read from a disk, or copied, at a time.
+pub(crate) const PIECE: usize = 1 << 18;
 
 /// The summed gradients of what this rank updates.
 #[derive(Debug)]
@@ -35,6 +36,16 @@ pub(crate) enum Part {
     Disk(Arc<Place>),
     /// The same, `f32` and multiplied by the step's factor: a parameter's gradient is a view of it.
     Gradients(Box<Tensor<1>>),
+}
+
+/// Some elements of this rank's part of a parameter, side by side in a bucket.
+struct Run<'e> {
+    bucket: usize,
+    segment: &'e Segment,
+    /// Which elements of the segment.
+    within: Range<usize>,
+    /// Where the segment begins in the part.
+    first: usize,
 }
 
 impl OwnedGradients {
@@ -84,16 +95,68 @@ impl OwnedGradients {
                 None => Ok(()),
             };
         }
-        let is_part = matches!(self, Self::Parts(_));
-        for (bucket, segment) in self.segments(engine, parameter) {
-            let first = if is_part { 0 } else { segment.source.start };
-            let part = rows.start.max(first)..rows.end.min(first + segment.source.len());
-            if !part.is_empty() {
-                let within = part.start - first..part.end - first;
-                self.pieces(engine, bucket, segment, within, &mut |at, sums| see(first + at, sums))?;
-            }
+        for Run { bucket, segment, within, first } in self.runs(engine, parameter, rows) {
+            self.pieces(engine, bucket, segment, within, &mut |at, sums| see(first + at, sums))?;
         }
         Ok(())
+    }
+
+    /// Whether the gradient of this rank's part of `parameter` is in memory, and of the size of the values.
+    pub(crate) fn is_in_memory(&self, engine: &Engine, parameter: ParameterIndex) -> bool {
+        match self {
+            Self::Whole(gradients) => gradients[parameter.index()]
+                .as_ref()
+                .is_some_and(|gradient| gradient.dtype() == tensor_dtype(DType::F32)),
+            Self::Replicated(parts) | Self::Parts(parts) => {
+                let is_here = |bucket: usize| matches!(parts[bucket], Part::Sums(_));
+                engine.config.precision.accumulate == DType::F32
+                    && engine.layout.bucket_of(parameter).is_some_and(is_here)
+            }
+        }
+    }
+
+    /// As [`each_own`](Self::each_own) of what [is in memory](Self::is_in_memory), for one who may write there.
+    pub(crate) fn each_own_mut<E>(
+        &mut self,
+        engine: &Engine,
+        parameter: ParameterIndex,
+        rows: Range<usize>,
+        mut see: impl FnMut(usize, &mut [f32]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let runs: Vec<_> = self.runs(engine, parameter, rows.clone()).collect();
+        let starts: Vec<_> = runs.iter().map(|run| self.start(engine, run.bucket, run.segment)).collect();
+        match self {
+            Self::Whole(gradients) => {
+                let gradient = &mut gradients[parameter.index()];
+                let Some(mut memory) = gradient.take().map(Exclusive::new) else { return Ok(()) };
+                let seen = see(rows.start, &mut memory.values()[rows]);
+                *gradient = Some(memory.into_tensor(&engine.device));
+                seen
+            }
+            Self::Replicated(parts) | Self::Parts(parts) => {
+                runs.into_iter().zip(starts).try_for_each(|(Run { bucket, within, first, .. }, start)| {
+                    let Part::Sums(sums) = &mut parts[bucket] else { return Ok(()) };
+                    let sums = &mut sums.as_mut_slice::<f32>()[start + within.start..start + within.end];
+                    see(first + within.start, sums)
+                })
+            }
+        }
+    }
+
+    /// Where the elements `rows` of this rank's part of `parameter` lie in buckets.
+    fn runs<'e>(
+        &self,
+        engine: &'e Engine,
+        parameter: ParameterIndex,
+        rows: Range<usize>,
+    ) -> impl Iterator<Item = Run<'e>> + use<'e> {
+        let is_part = matches!(self, Self::Parts(_));
+        self.segments(engine, parameter).filter_map(move |(bucket, segment)| {
+            let first = if is_part { 0 } else { segment.source.start };
+            let part = rows.start.max(first)..rows.end.min(first + segment.source.len());
+            let within = || part.start - first..part.end - first;
+            (!part.is_empty()).then(|| Run { bucket, segment, within: within(), first })
+        })
     }
 
     /// The segments of `parameter` whose sums are here, each with the number of its bucket.
@@ -122,6 +185,11 @@ impl OwnedGradients {
         }
     }
 
+    /// Where a segment of a bucket begins in the sums that are here.
+    fn start(&self, engine: &Engine, index: usize, segment: &Segment) -> usize {
+        segment.offset - self.here(engine, &engine.layout.buckets()[index]).start
+    }
+
     /// Shows the elements `within` a segment of a bucket to `see`, with where in the segment they begin: all at once, or from
     /// a disk [`PIECE`] of them at a time.
     fn pieces<E: From<StoreError>>(
@@ -134,7 +202,7 @@ impl OwnedGradients {
     ) -> Result<(), E> {
         let (Self::Parts(parts) | Self::Replicated(parts)) = self else { return Ok(()) };
         let accumulate = engine.config.precision.accumulate;
-        let start = segment.offset - self.here(engine, &engine.layout.buckets()[index]).start;
+        let start = self.start(engine, index, segment);
         match &parts[index] {
             Part::Gradients(_) => Ok(()),
             Part::Sums(sums) => {
