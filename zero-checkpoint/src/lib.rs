@@ -107,7 +107,7 @@ pub use manifest::{
     TensorRecord, TrainingState, WeightLayout,
 };
 pub use save::{
-    Contents, Held, OnBusy, Pending, Retention, Saved, SavedParameter, SavedState, Saver, SaverOptions,
+    Contents, Held, OnBusy, Pending, Retention, Saved, SavedParameter, SavedState, Saver, SaverOptions, prune,
 };
 #[cfg(unix)]
 pub use storage::LocalStorage;

@@ -154,7 +154,9 @@ fn phases(
         let manifest = job.manifest(reports);
         commit(storage, &staging, &manifest)?;
         *staged = None;
-        retention::apply(storage, retention, &[]);
+        retention::apply(storage, retention);
+        // A checkpoint of the same step that this one has replaced.
+        leftovers::sweep(storage);
         Ok(manifest.bytes().to_le_bytes().to_vec())
     })?;
     let total_bytes = u64::from_le_bytes(total.try_into().unwrap_or_default());

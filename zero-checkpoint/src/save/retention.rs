@@ -30,21 +30,20 @@ impl Retention {
 }
 
 /// Removes what need not be there after a save. It has succeeded anyway, so problems are only told.
-pub(crate) fn apply(storage: &dyn Storage, retention: Retention, spared: &[u64]) {
-    if let Err(error) = prune(storage, retention, spared) {
+pub(crate) fn apply(storage: &dyn Storage, retention: Retention) {
+    if let Err(error) = prune(storage, retention) {
         tracing::warn!(%storage, %error, "old checkpoints are not all removed");
     }
 }
 
-/// Removes what need not be there but for `spared`; gives the steps that were removed.
-pub(crate) fn prune(
-    storage: &dyn Storage,
-    retention: Retention,
-    spared: &[u64],
-) -> Result<Vec<u64>, CheckpointError> {
+/// Removes the checkpoints that need not be there, and gives their steps.
+///
+/// # Errors
+///
+/// [`CheckpointError::NoneGood`]; those of the storage.
+pub fn prune(storage: &dyn Storage, retention: Retention) -> Result<Vec<u64>, CheckpointError> {
     let steps = load::complete_steps(storage)?;
-    let mut superfluous = retention.superfluous(&steps);
-    superfluous.retain(|step| !spared.contains(step));
+    let superfluous = retention.superfluous(&steps);
     if superfluous.is_empty() {
         return Ok(superfluous);
     }
@@ -70,6 +69,8 @@ fn remove(storage: &dyn Storage, step: u64) -> Result<bool, CheckpointError> {
     if storage.renames() {
         doomed = folder::temporary(step, &folder::nonce());
         storage.rename(&folder, &doomed).map_err(folder::failed(storage, "rename", &folder))?;
+        // Else a crash could bring the name back, but not all files.
+        storage.sync_folder("").map_err(folder::failed(storage, "sync", ""))?;
     }
     storage.remove_folder(&doomed).map_err(folder::failed(storage, "remove", &doomed))?;
     Ok(true)

@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "each test uses a part")]
 
 pub(crate) mod group;
+pub(crate) mod power;
 pub(crate) mod watched;
 
 use std::ops::Range;
