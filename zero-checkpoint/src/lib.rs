@@ -1,31 +1,78 @@
-//! Sharded checkpoints; today this crate does one part of that, it reads safetensors weights, validated and
-//! by range.
+//! Sharded checkpoints: there as a whole or not at all, verified, loadable at any world size and stage; and weights in plain
+//! safetensors files.
 //!
 //! ```
-//! use zero_checkpoint::{WeightsFile, transpose};
-//! # use safetensors::{Dtype, tensor::TensorView};
-//! # let folder = tempfile::tempdir()?;
-//! # let path = folder.path().join("model.safetensors");
-//! # let bytes: Vec<u8> = [1.0f32, 2.0, 3.0, 4.0, 5.0, 6.0].iter().flat_map(|v| v.to_le_bytes()).collect();
-//! # let view = TensorView::new(Dtype::F32, vec![2, 3], &bytes)?;
-//! # safetensors::serialize_to_file([("head.weight", view)], None, &path)?;
+//! use std::sync::Arc;
 //!
-//! let file = WeightsFile::open(&path)?;
-//! assert_eq!(file.names().collect::<Vec<_>>(), ["head.weight"]);
-//! assert_eq!(file.info("head.weight")?.shape, [2, 3]);
+//! use zero_checkpoint::{
+//!     Checkpoint, Contents, Data, Facts, Held, LoadOptions, MemoryStorage, SavedParameter, SavedState, Saver,
+//!     SaverOptions, Solo, Storage, Target, Wanted, WantedParameter, WantedState, WeightLayout,
+//! };
+//! use zero_core::{DType, ParameterSpec, Stage};
 //!
-//! // A shard: only these 8 bytes are read.
-//! assert_eq!(file.read_f32_range("head.weight", 2..4)?, [3.0, 4.0]);
+//! let spec = ParameterSpec {
+//!     name: "head.weight".to_owned(),
+//!     shape: vec![2, 3],
+//!     dtype: DType::F32,
+//!     trainable: true,
+//!     aliases: vec![],
+//! };
+//! // A `LocalStorage` is a folder. `Solo` is a world of one rank; each rank of a larger one has a `Coordinator`.
+//! let storage: Arc<dyn Storage> = Arc::new(MemoryStorage::new());
+//! let mut saver = Saver::new(Arc::clone(&storage), Arc::new(Solo), SaverOptions::default())?;
+//! saver.save(&Contents {
+//!     facts: Facts::new(1000, Stage::Three),
+//!     rank_state: serde_json::Value::Null,
+//!     parameters: vec![SavedParameter {
+//!         spec: spec.clone(),
+//!         layout: WeightLayout::InOut,
+//!         group: None,
+//!         updates: 1000,
+//!         held: Held::Part(0..6), // this rank's elements
+//!         values: Data::f32(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]),
+//!         states: vec![SavedState { name: "first_moment".to_owned(), data: Data::f32(&[0.5; 6]) }],
+//!     }],
+//! })?;
 //!
-//! // A linear layer as PyTorch stores it, laid out as Burn wants it.
-//! let weight = file.read_f32("head.weight")?;
-//! assert_eq!(transpose(&weight, 2, 3)?, [1.0, 4.0, 2.0, 5.0, 3.0, 6.0]);
-//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! // Any rank of any world asks for the elements that it holds: here the second of two.
+//! let checkpoint = Checkpoint::open_latest(storage)?;
+//! let (mut values, mut first_moment) = ([0.0; 3], [0.0; 3]);
+//! let report = checkpoint.load(
+//!     Wanted {
+//!         parameters: vec![WantedParameter {
+//!             spec,
+//!             range: 3..6,
+//!             values: Target::f32(&mut values),
+//!             states: vec![WantedState {
+//!                 name: "first_moment".to_owned(),
+//!                 target: Target::f32(&mut first_moment),
+//!             }],
+//!         }],
+//!     },
+//!     &LoadOptions::default(),
+//!     &Solo,
+//! )?;
+//! assert_eq!((values, first_moment), ([4.0, 5.0, 6.0], [0.5; 3]));
+//! assert_eq!((checkpoint.manifest().step, report.parameters[0].updates), (1000, 1000));
+//! # Ok::<(), zero_checkpoint::CheckpointError>(())
 //! ```
+//!
+//! `docs/checkpoint-format.md` describes the files.
 //!
 //! # Modules
 //!
-//! - `weights`: [`WeightsFile`], the reader, and [`TensorInfo`], what it knows of a tensor before reading it.
+//! - `save`: [`Saver`], which writes the [`Contents`] of all ranks as one checkpoint, at once or beside training, and its
+//!   parts: which elements a rank writes, its file, the protocol between ranks, [`Retention`], leftovers.
+//! - `load`: [`Checkpoint`], which gives each rank what is [`Wanted`]; [`Difference`]s that are told, and how to [`Allow`]
+//!   them.
+//! - `manifest`: [`Manifest`], what a checkpoint says about itself, and [`Facts`], what is recorded besides numbers.
+//! - `bytes`: [`Data`] and [`Target`], numbers in memory or elsewhere, read and written by pieces.
+//! - `coordinator`: [`Coordinator`], what ranks need of each other.
+//! - `storage`: [`Storage`], a place for checkpoints: [`LocalStorage`], [`MemoryStorage`].
+//! - `digest`: [`Digest`], the hash of files and their chunks.
+//! - `folder`, `memory`: names of folders; memory for transfers.
+//! - `weights`: [`WeightsFile`], the reader of a safetensors file, and [`TensorInfo`], what it knows of a tensor before
+//!   reading it.
 //! - `transpose`: [`transpose()`], from PyTorch's layout of a linear layer to Burn's.
 //! - `error`: [`CheckpointError`], one variant per cause.
 //!
@@ -33,11 +80,37 @@
 //!
 //! None.
 
+mod bytes;
+mod coordinator;
+mod digest;
 mod error;
+mod folder;
+mod load;
+mod manifest;
+mod memory;
 mod positioned;
+mod save;
+mod storage;
 mod transpose;
 mod weights;
 
+pub use bytes::{Data, ReadBytes, Target, WriteBytes};
+pub use coordinator::{BoxError, Coordinator, Solo};
+pub use digest::{Digest, NotADigest};
 pub use error::CheckpointError;
+pub use load::{
+    Allow, Checkpoint, Difference, LoadOptions, LoadReport, LoadedParameter, Wanted, WantedParameter,
+    WantedState,
+};
+pub use manifest::{
+    Facts, FileRecord, Manifest, MeshAxis, ModelIdentity, ParameterGroup, ParameterRecord, Piece, Registry,
+    TensorRecord, TrainingState, WeightLayout,
+};
+pub use save::{
+    Contents, Held, OnBusy, Pending, Retention, Saved, SavedParameter, SavedState, Saver, SaverOptions, prune,
+};
+#[cfg(unix)]
+pub use storage::LocalStorage;
+pub use storage::{MemoryStorage, ReadFile, Storage, Usage, WriteFile};
 pub use transpose::transpose;
 pub use weights::{TensorInfo, WeightsFile};

@@ -44,6 +44,28 @@ impl TensorInfo {
 ///
 /// Reads are positioned: they take `&self`, may come from any number of threads at once, and touch only the
 /// bytes that they return. Values are in row-major order. The file must not be changed while it is open.
+///
+/// ```
+/// use zero_checkpoint::{WeightsFile, transpose};
+/// # use safetensors::{Dtype, tensor::TensorView};
+/// # let folder = tempfile::tempdir()?;
+/// # let path = folder.path().join("model.safetensors");
+/// # let bytes: Vec<u8> = [1.0f32, 2.0, 3.0, 4.0, 5.0, 6.0].iter().flat_map(|v| v.to_le_bytes()).collect();
+/// # let view = TensorView::new(Dtype::F32, vec![2, 3], &bytes)?;
+/// # safetensors::serialize_to_file([("head.weight", view)], None, &path)?;
+///
+/// let file = WeightsFile::open(&path)?;
+/// assert_eq!(file.names().collect::<Vec<_>>(), ["head.weight"]);
+/// assert_eq!(file.info("head.weight")?.shape, [2, 3]);
+///
+/// // A shard: only these 8 bytes are read.
+/// assert_eq!(file.read_f32_range("head.weight", 2..4)?, [3.0, 4.0]);
+///
+/// // A linear layer as PyTorch stores it, laid out as Burn wants it.
+/// let weight = file.read_f32("head.weight")?;
+/// assert_eq!(transpose(&weight, 2, 3)?, [1.0, 4.0, 2.0, 5.0, 3.0, 6.0]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 pub struct WeightsFile {
     path: PathBuf,

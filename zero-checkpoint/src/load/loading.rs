@@ -1,0 +1,134 @@
+//! The load of a checkpoint into the intervals of this rank.
+
+use crate::coordinator::{Coordinator, agree};
+use crate::error::CheckpointError;
+use crate::load::blocks::{self, Block, Buffers, Segment};
+use crate::load::checkpoint::Checkpoint;
+use crate::load::deliver::{Delivery, Named};
+use crate::load::difference::matches;
+use crate::load::shared;
+use crate::load::wanted::{LoadOptions, LoadReport, LoadedParameter, Wanted, WantedParameter};
+use crate::manifest::ParameterRecord;
+
+impl Checkpoint {
+    /// Loads what is wanted, whatever ranks have saved it. Hashes are checked on the way.
+    ///
+    /// `host` joins the ranks that share a host; they all call this with the same options. Each byte is read by one of
+    /// them at most, and it fails on all of them or on none; ranks on other hosts do not hear of it. Without other ranks, or
+    /// to have each rank read for itself, pass [`Solo`](crate::Solo).
+    ///
+    /// Targets hold anything after an error.
+    ///
+    /// # Errors
+    ///
+    /// [`CheckpointError::Differences`] if checkpoint and model do not go together;
+    /// [`Corrupt`](CheckpointError::Corrupt), [`FileLength`](CheckpointError::FileLength) or
+    /// [`Storage`](CheckpointError::Storage) if a file does not have what the manifest says; what a target fails with;
+    /// [`Elsewhere`](CheckpointError::Elsewhere) if it is so on another rank.
+    pub fn load(
+        &self,
+        mut wanted: Wanted<'_>,
+        options: &LoadOptions,
+        host: &dyn Coordinator,
+    ) -> Result<LoadReport, CheckpointError> {
+        let chunk = self.manifest().chunk_bytes;
+        let planned = self
+            .plan(&mut wanted, options)
+            .and_then(|(report, delivery)| Ok((report, delivery, Buffers::new(options.buffer, chunk)?)));
+        let runs = match &planned {
+            Ok((_, delivery, _)) => Ok(Block::touched(delivery.segments(), chunk)),
+            // It goes to the others by its text, and to the caller itself.
+            Err(error) => Err(CheckpointError::NotLoaded { reason: error.to_string() }),
+        };
+        let division = shared::divide(host, runs);
+        let (mut report, mut delivery, mut buffers) = planned?;
+        let division = division?;
+
+        let own = division.read_shared(self, host, &mut buffers, &mut delivery).and_then(|shared| {
+            let blocks = Block::cut(division.own, buffers.each(), chunk);
+            let own = blocks::read(self, &blocks, &mut buffers, |block, content| {
+                delivery.give(block.file, block.bytes(self).start, content)
+            })?;
+            report.bytes_read = shared + own;
+            Ok(())
+        });
+        agree(host, own)?;
+        Ok(report)
+    }
+
+    /// What is to be read, and where each part goes.
+    fn plan<'t, 'a>(
+        &self,
+        wanted: &'t mut Wanted<'a>,
+        options: &LoadOptions,
+    ) -> Result<(LoadReport, Delivery<'t, 'a>), CheckpointError> {
+        wanted.parameters.iter().try_for_each(check)?;
+        let records = matches(self.manifest(), &wanted.parameters, options)
+            .map_err(|differences| CheckpointError::Differences { place: self.place(), differences })?;
+        let mut report = LoadReport::default();
+        let (mut targets, mut segments) = (Vec::new(), Vec::new());
+        for (parameter, record) in wanted.parameters.iter_mut().zip(records) {
+            let mut loaded = LoadedParameter::none(parameter);
+            if let Some(record) = record {
+                loaded.fill(parameter, record, options);
+                let WantedParameter { spec, range, values, states } = parameter;
+                let mut add = |what, target: &'t mut _, record: Option<_>| {
+                    if let Some(record) = record {
+                        segments.extend(Segment::of(record, range, targets.len()));
+                        targets.push(Named { parameter: &spec.name, what, target });
+                    }
+                };
+                add("values", values, Some(&record.values));
+                for state in states.iter_mut().filter(|_| options.optimizer) {
+                    add(&state.name, &mut state.target, record.states.get(&state.name));
+                }
+            }
+            report.parameters.push(loaded);
+        }
+        Ok((report, Delivery::new(targets, segments)))
+    }
+}
+
+impl LoadedParameter {
+    fn none(parameter: &WantedParameter<'_>) -> Self {
+        let states = vec![false; parameter.states.len()];
+        Self { name: parameter.spec.name.clone(), values: false, states, updates: 0, group: None }
+    }
+
+    fn fill(&mut self, parameter: &WantedParameter<'_>, record: &ParameterRecord, options: &LoadOptions) {
+        self.values = true;
+        self.group = record.group.clone();
+        if options.optimizer {
+            let is_saved = |name: &String| record.states.contains_key(name);
+            self.states = parameter.states.iter().map(|state| is_saved(&state.name)).collect();
+            self.updates = record.updates;
+        }
+    }
+}
+
+/// Checks what can be told without a checkpoint.
+fn check(parameter: &WantedParameter<'_>) -> Result<(), CheckpointError> {
+    let refused =
+        |reason: String| Err(CheckpointError::Wanted { parameter: parameter.spec.name.clone(), reason });
+    let range = &parameter.range;
+    let numel = crate::manifest::numel(&parameter.spec.shape);
+    if range.start > range.end || numel.is_none_or(|numel| range.end > numel) {
+        return refused(format!(
+            "it has shape {:?}, but elements {}..{} are asked for",
+            parameter.spec.shape, range.start, range.end
+        ));
+    }
+    let states = parameter.states.iter().map(|state| (state.name.as_str(), &state.target));
+    for (what, target) in std::iter::once(("values", &parameter.values)).chain(states) {
+        let expected = range.len().checked_mul(target.dtype().size());
+        if target.len().is_some_and(|len| Some(len) != expected) {
+            return refused(format!(
+                "there are {} bytes for the {what} of {} elements of {}",
+                target.len().unwrap_or_default(),
+                range.len(),
+                target.dtype()
+            ));
+        }
+    }
+    Ok(())
+}

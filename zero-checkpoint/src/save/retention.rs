@@ -1,0 +1,98 @@
+//! Which checkpoints are kept.
+
+use std::num::{NonZeroU64, NonZeroUsize};
+
+use crate::error::CheckpointError;
+use crate::folder::{self, StepFolder};
+use crate::load;
+use crate::storage::{Storage, Usage};
+
+/// Which checkpoints are kept when a new one is there; by default all.
+///
+/// The newest one is kept in any case, and so is what somebody is reading. If none of those that would be kept is good
+/// (its manifest is valid and its files are there, as long as they should be), then nothing is removed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Retention {
+    /// How many of the newest are kept; `None` for all.
+    pub last: Option<NonZeroUsize>,
+    /// Besides, those whose step is a multiple of this.
+    pub every: Option<NonZeroU64>,
+}
+
+impl Retention {
+    /// Of steps that are there, oldest first, those that need not be.
+    fn superfluous(self, steps: &[u64]) -> Vec<u64> {
+        let Some(last) = self.last else { return Vec::new() };
+        let older = &steps[..steps.len().saturating_sub(last.get())];
+        let is_kept = |step: &u64| self.every.is_some_and(|every| *step % every == 0);
+        older.iter().copied().filter(|step| !is_kept(step)).collect()
+    }
+}
+
+/// Removes what need not be there after a save. It has succeeded anyway, so problems are only told.
+pub(crate) fn apply(storage: &dyn Storage, retention: Retention) {
+    if let Err(error) = prune(storage, retention) {
+        tracing::warn!(%storage, %error, "old checkpoints are not all removed");
+    }
+}
+
+/// Removes the checkpoints that need not be there, and gives their steps.
+///
+/// # Errors
+///
+/// [`CheckpointError::NoneGood`]; those of the storage.
+pub fn prune(storage: &dyn Storage, retention: Retention) -> Result<Vec<u64>, CheckpointError> {
+    let steps = load::complete_steps(storage)?;
+    let superfluous = retention.superfluous(&steps);
+    if superfluous.is_empty() {
+        return Ok(superfluous);
+    }
+    let kept = steps.iter().rev().filter(|step| !superfluous.contains(step));
+    if !kept.into_iter().any(|&step| load::is_good(storage, step)) {
+        return Err(CheckpointError::NoneGood { place: storage.to_string() });
+    }
+    let mut removed = Vec::new();
+    for step in superfluous {
+        if remove(storage, step)? {
+            removed.push(step);
+        }
+    }
+    Ok(removed)
+}
+
+/// Removes a checkpoint, at once for whoever looks; whether it did: not while somebody reads it.
+fn remove(storage: &dyn Storage, step: u64) -> Result<bool, CheckpointError> {
+    let folder = StepFolder::of(step).to_string();
+    let mark = storage.mark(&folder, Usage::Exclusive).map_err(folder::failed(storage, "mark", &folder))?;
+    let Some(_mark) = mark else { return Ok(false) };
+    let mut doomed = folder.clone();
+    if storage.renames() {
+        doomed = folder::temporary(step, &folder::nonce());
+        storage.rename(&folder, &doomed).map_err(folder::failed(storage, "rename", &folder))?;
+        // Else a crash could bring the name back, but not all files.
+        storage.sync_folder("").map_err(folder::failed(storage, "sync", ""))?;
+    }
+    storage.remove_folder(&doomed).map_err(folder::failed(storage, "remove", &doomed))?;
+    Ok(true)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::num::{NonZeroU64, NonZeroUsize};
+
+    use super::Retention;
+
+    #[test]
+    fn the_last_and_every_nth_are_kept() {
+        let steps = [10, 20, 25, 30, 40];
+        let superfluous = |last, every| {
+            let retention = Retention { last: NonZeroUsize::new(last), every: NonZeroU64::new(every) };
+            retention.superfluous(&steps)
+        };
+        assert!(superfluous(0, 0).is_empty());
+        assert!(superfluous(0, 7).is_empty());
+        assert_eq!(superfluous(2, 0), [10, 20, 25]);
+        assert_eq!(superfluous(1, 20), [10, 25, 30]);
+        assert!(superfluous(9, 0).is_empty());
+    }
+}
