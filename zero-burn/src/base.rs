@@ -36,6 +36,10 @@ pub(crate) struct Base {
     pub(crate) ladder: Ladder,
     /// By parameter.
     pub(crate) held: Arc<Mutex<Vec<Held>>>,
+    /// Whether a parameter is the weight of a `Linear`, by parameter.
+    pub(crate) linear: Mutex<Vec<bool>>,
+    /// Paths of state of layers that is no parameter.
+    pub(crate) running_state: Mutex<Vec<String>>,
     /// Parameters that are gathered on demand.
     pub(crate) gathered: HostPool,
     /// Gradient buckets and what else a step needs for a moment.
@@ -84,6 +88,8 @@ impl Base {
             recorder: Arc::new(Recorder::new()),
             ladder: Ladder::default(),
             held: Arc::default(),
+            linear: Mutex::default(),
+            running_state: Mutex::default(),
             gathered: HostPool::default(),
             scratch: Scratch::default(),
             sums: HostPool::default(),

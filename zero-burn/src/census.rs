@@ -20,7 +20,13 @@ pub(crate) struct Census {
     pub(crate) positions: HashMap<ParamId, usize>,
     /// How many are the engine's.
     pub(crate) known: usize,
+    /// Whether a parameter is the weight of a `Linear`, by position; those of the engine are not looked at.
+    pub(crate) linear: Vec<bool>,
+    /// Paths of state of layers that is no parameter.
+    pub(crate) running_state: Vec<String>,
     path: Vec<String>,
+    /// The types of the modules that `path` leads through.
+    containers: Vec<String>,
     /// State that layers keep for themselves (running statistics): visited like parameters, but not parameters.
     buffers: HashSet<ParamId>,
     device: Device,
@@ -43,6 +49,7 @@ impl Census {
                 specs.map(|spec| ParameterSpec { name: String::new(), aliases: vec![], ..spec }).collect();
             census.positions = engine.ids.iter().map(|(&id, index)| (id, index.index())).collect();
             census.known = census.specs.len();
+            census.linear = vec![false; census.known];
         }
         module.visit(&mut census);
         census.refuse_mapped(false);
@@ -85,14 +92,17 @@ impl ModuleVisitor for Census {
             ));
         }
         self.path.push(name.to_owned());
+        self.containers.push(container_type.to_owned());
     }
 
     fn exit_module(&mut self, _name: &str, _container_type: &str) {
         self.path.pop();
+        self.containers.pop();
     }
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         if self.buffers.contains(&param.id) {
+            self.running_state.push(self.path.join("."));
             return;
         }
         self.refuse_mapped(false);
@@ -118,6 +128,8 @@ impl ModuleVisitor for Census {
         if self.device != device || self.device.is_autodiff() != device.is_autodiff() {
             self.refuse("it is not on the device that was passed to the model's constructor");
         }
+        let [container, name] = [&self.containers, &self.path].map(|path| path.last().map(String::as_str));
+        self.linear.push((container, name, D) == (Some("Struct:Linear"), Some("weight"), 2));
         self.positions.insert(param.id, self.specs.len());
         self.specs.push(ParameterSpec {
             name: path,

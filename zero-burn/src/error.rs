@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use zero_checkpoint::CheckpointError;
 use zero_comm::CommError;
 use zero_core::{ConfigError, LayoutError, PlacementError, Rank};
 use zero_offload::{HyperParameterError, StoreError, UpdateError, WorkersError};
@@ -283,6 +284,41 @@ pub enum ZeroError {
     )]
     MastersOnDisk,
 
+    /// A checkpoint could not be written or read.
+    #[error(transparent)]
+    Checkpoint(Arc<CheckpointError>),
+
+    /// A checkpoint holds something else than this engine writes.
+    #[error("the checkpoint cannot be taken up: {reason}")]
+    OddCheckpoint {
+        /// What is odd about it.
+        reason: String,
+    },
+
+    /// An optimizer's state that checkpoints have no type for.
+    #[error(
+        "{optimizer} keeps tensors that are neither f32, f16 nor bf16, which checkpoints do not hold; use an optimizer of \
+         `Fused`"
+    )]
+    StateNotSaved {
+        /// The optimizer's type.
+        optimizer: &'static str,
+    },
+
+    /// State of a layer that is no parameter, and that nobody saves.
+    #[error(
+        "`{name}` is running state of a layer, which belongs to its rank, and checkpoints hold parameters alone: save it \
+         yourself, or use a layer without it, such as `LayerNorm` in place of `BatchNorm`"
+    )]
+    RunningState {
+        /// Its module path.
+        name: String,
+    },
+
+    /// An optimizer that another engine made.
+    #[error("the optimizer is that of another engine; pass one that this engine's `optimizer` returned")]
+    ForeignOptimizer,
+
     /// A rank that the engine does not have.
     #[error("there is no {rank} in a world of {world}")]
     NoSuchRank {
@@ -379,6 +415,12 @@ impl From<StoreError> for ZeroError {
 impl From<UpdateError> for ZeroError {
     fn from(error: UpdateError) -> Self {
         Self::Update(Arc::new(error))
+    }
+}
+
+impl From<CheckpointError> for ZeroError {
+    fn from(error: CheckpointError) -> Self {
+        Self::Checkpoint(Arc::new(error))
     }
 }
 

@@ -17,18 +17,24 @@ pub(crate) enum Exclusive {
 impl Exclusive {
     /// Of an `f32` tensor.
     pub(crate) fn new(shard: Tensor<1>) -> Self {
-        match shard.clone().try_into_primitive::<Flex>() {
-            Ok(mut flex) => {
-                drop(shard);
-                let numel = flex.layout().num_elements();
-                let is_all = flex.is_contiguous() && flex.bytes().len() == numel * size_of::<f32>();
-                if is_all && flex.try_storage_mut::<f32>().is_some() {
-                    return Self::InPlace(flex);
-                }
-                Self::copy(Tensor::from_primitive::<Flex>(flex))
-            }
-            Err(_) => Self::copy(shard),
+        Self::in_place(shard).unwrap_or_else(|shard| Self::copy(*shard))
+    }
+
+    fn in_place(shard: Tensor<1>) -> Result<Self, Box<Tensor<1>>> {
+        let Ok(mut flex) = shard.clone().try_into_primitive::<Flex>() else { return Err(Box::new(shard)) };
+        drop(shard);
+        let numel = flex.layout().num_elements();
+        let is_all = flex.is_contiguous() && flex.bytes().len() == numel * size_of::<f32>();
+        if is_all && flex.try_storage_mut::<f32>().is_some() {
+            return Ok(Self::InPlace(flex));
         }
+        Err(Box::new(Tensor::from_primitive::<Flex>(flex)))
+    }
+
+    /// As [`new`](Self::new), for one who writes all of it: a copy holds zeros.
+    pub(crate) fn to_overwrite(shard: Tensor<1>) -> Self {
+        let numel = shard.shape().num_elements();
+        Self::in_place(shard).unwrap_or_else(|_| Self::Copy(vec![0.0; numel]))
     }
 
     /// A copy, whoever has the memory.

@@ -4,7 +4,8 @@ use std::panic::resume_unwind;
 use std::sync::{Arc, mpsc};
 use std::thread::{self, JoinHandle};
 
-use zero_core::{ParameterIndex, Tier};
+use serde_json::{Map, Value};
+use zero_core::{DType, ParameterIndex, Tier};
 use zero_offload::{HostOptimizer, OptimizerConfig};
 
 use crate::ZeroError;
@@ -67,6 +68,29 @@ impl Rule for Fused {
         let is_disk = engine.offload().optimizer.tier == Tier::Nvme;
         let wanted = is_disk && engine.parameter(parameter).trainable();
         wanted.then(|| FusedState::new(&self.0, engine, parameter)).transpose()
+    }
+
+    fn hyper_parameters(&self) -> Map<String, Value> {
+        match serde_json::to_value(self.config()) {
+            Ok(Value::Object(fields)) => fields,
+            _ => Map::new(),
+        }
+    }
+
+    fn tensors(&self, Host(engine): Host<'_>) -> Result<Vec<(String, DType)>, ZeroError> {
+        let dtype = engine.config.precision.optimizer_state;
+        Ok(self.0.states().iter().map(|state| (state.name.to_owned(), dtype)).collect())
+    }
+
+    fn blank(
+        &self,
+        Host(engine): Host<'_>,
+        parameter: ParameterIndex,
+        old: Option<FusedState>,
+        _: &Map<String, Value>,
+    ) -> Result<FusedState, ZeroError> {
+        // All of it is written anew.
+        old.map_or_else(|| FusedState::new(&self.0, engine, parameter), Ok)
     }
 
     fn takes_rate(&self, lr: f64) -> bool {

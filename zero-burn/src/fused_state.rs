@@ -1,17 +1,18 @@
 //! What fused optimizers keep of a shard.
 
 use half::bf16;
+use serde_json::{Map, Value};
+use zero_checkpoint::BoxError;
 use zero_core::{DType, ParameterIndex, Placement, Tier};
-use zero_offload::{HostBuffer, HostOptimizer, StateSpec, Table};
+use zero_offload::{HostBuffer, HostOptimizer, Slot, StateSpec, Table};
 
 use crate::ZeroError;
 use crate::engine::Engine;
+use crate::kept::{self, Kept, Piece};
 
 /// What is kept of a shard: PyTorch's states, in the type that the configuration says.
 #[derive(Debug)]
 pub struct FusedState {
-    /// Updates so far.
-    pub(crate) steps: u64,
     /// Of the first elements.
     pub(crate) memory: Vec<HostBuffer>,
     /// Of the others, in order: those whose masters are in memory, and those whose masters are on a disk, too.
@@ -57,11 +58,57 @@ impl FusedState {
                 table.map_err(|error| ZeroError::from(error).during("making room for optimizer state"))
             })
             .collect::<Result<_, _>>()?;
-        Ok(Self { steps: 0, memory, disk })
+        Ok(Self { memory, disk })
     }
 
     /// Bytes in memory.
     pub(crate) fn bytes(&self) -> u64 {
         self.memory.iter().map(|state| state.len() as u64).sum()
+    }
+}
+
+impl Kept for FusedState {
+    fn rest(&mut self) {}
+
+    fn scalars(&self) -> Map<String, Value> {
+        Map::new()
+    }
+
+    fn read(&self, tensor: usize, offset: u64, into: &mut [u8]) -> Result<(), BoxError> {
+        for piece in self.pieces(tensor, offset, into.len()) {
+            let into = &mut into[piece.bytes];
+            match piece.place.checked_sub(1) {
+                None => into.copy_from_slice(&self.memory[tensor][piece.offset as usize..][..into.len()]),
+                Some(table) => self.disk[table].column(tensor).ok_or(NO_COLUMN)?.read(piece.offset, into)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn write(&mut self, tensor: usize, offset: u64, from: &[u8]) -> Result<(), BoxError> {
+        for piece in self.pieces(tensor, offset, from.len()).collect::<Vec<_>>() {
+            let from = &from[piece.bytes];
+            match piece.place.checked_sub(1) {
+                None => {
+                    self.memory[tensor][piece.offset as usize..][..from.len()].copy_from_slice(from);
+                }
+                Some(table) => {
+                    let slot = self.disk[table].column_mut(tensor).ok_or(NO_COLUMN)?;
+                    slot.write(piece.offset, from)?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+const NO_COLUMN: &str = "a table has a column for each state";
+
+impl FusedState {
+    /// Where bytes of a tensor lie: in memory first, then in tables.
+    fn pieces(&self, tensor: usize, offset: u64, len: usize) -> impl Iterator<Item = Piece> {
+        let columns = self.disk.iter().map(|table| table.column(tensor).map_or(0, Slot::bytes));
+        let lengths: Vec<_> = std::iter::once(self.memory[tensor].len() as u64).chain(columns).collect();
+        kept::pieces(lengths, offset, len)
     }
 }

@@ -2,6 +2,7 @@
 
 use std::convert::Infallible;
 use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 
 use burn::tensor::Tensor;
@@ -33,7 +34,7 @@ pub struct FusedUpdate {
     staged: Result<Option<Staged>, ZeroError>,
     /// Whether states in memory were updated half way.
     is_torn: bool,
-    /// Held where shards, or masters on a disk, were moved out.
+    /// Held where shards were moved out.
     updating: Option<Updating>,
 }
 
@@ -74,7 +75,7 @@ impl Values {
             Self::Here(values) => values,
             Self::InGradient(old) => {
                 drop(old);
-                let mut values = Exclusive::new(engine.holdings.take_shard(parameter));
+                let mut values = Exclusive::to_overwrite(engine.holdings.take_shard(parameter));
                 let all = 0..values.len();
                 let Ok(()) = gradients.each_own_mut::<Infallible>(engine, parameter, all, |start, new| {
                     values.values()[start..start + new.len()].copy_from_slice(new);
@@ -88,8 +89,9 @@ impl Values {
 }
 
 impl FusedUpdate {
-    /// Computes new values: of elements whose states are in memory, unless states are on a disk, too; and of those whose
-    /// states are there. `is_beside` leaves what layers may be reading alone.
+    /// Computes new values; if states are on a disk, only of elements that have something there:
+    /// [`finish`](Self::finish) does the others, when nothing can fail any more. `is_beside` leaves alone what layers may be
+    /// reading.
     pub(crate) fn prepare(job: Job<Fused>, is_beside: bool) -> Self {
         let Job { engine, optimizers, updates, gradients, factor, states } = job;
         let mut this = Self {
@@ -101,42 +103,43 @@ impl FusedUpdate {
             is_torn: false,
             updating: None,
         };
-        let keeps_old = is_beside || this.is_disk() || this.engine.spill.is_some();
-        if !keeps_old || this.engine.masters_on_disk().is_some() && !is_beside {
+        let keeps_old = is_beside || this.has_states_on_disk() || this.engine.spill.is_some();
+        if !keeps_old {
             this.updating = Some(this.engine.phase.begin_update());
         }
         let prepared = updates.into_iter().try_for_each(|update| {
             let Fused(optimizer) = optimizers[update.group];
             this.begin(update, optimizer, factor, keeps_old)
         });
-        this.staged = prepared.and_then(|()| match this.is_disk() {
+        this.staged = prepared.and_then(|()| match this.has_states_on_disk() {
             true => this.stage().map(Some),
             false => this.update_memory().map(|()| None),
         });
         this
     }
 
-    fn is_disk(&self) -> bool {
+    fn has_states_on_disk(&self) -> bool {
         self.engine.offload().optimizer.tier == Tier::Nvme
     }
 
     fn begin(
         &mut self,
-        ShardUpdate { parameter, lr, .. }: ShardUpdate,
+        ShardUpdate { parameter, lr, step, .. }: ShardUpdate,
         optimizer: HostOptimizer,
         factor: f64,
         keeps_old: bool,
     ) -> Result<(), ZeroError> {
+        let has_states_on_disk = self.has_states_on_disk();
         let engine = &self.engine;
         let state = &mut self.states[parameter.index()];
-        let steps = match state {
-            Some(state) => state.steps,
-            None => state.insert(FusedState::new(&optimizer, engine, parameter)?).steps,
-        };
+        if state.is_none() {
+            *state = Some(FusedState::new(&optimizer, engine, parameter)?);
+        }
         let shard = || engine.held(parameter).shard;
         let values = match keeps_old {
             false => Values::Here(Exclusive::new(engine.holdings.take_shard(parameter))),
-            true if self.gradients.is_in_memory(engine, parameter) => {
+            // Memory is short.
+            true if has_states_on_disk && self.gradients.has_room_for_values(engine, parameter) => {
                 Values::InGradient(HostTensor::new(shard()))
             }
             true => Values::Here(Exclusive::copy(shard())),
@@ -144,7 +147,7 @@ impl FusedUpdate {
         let numel = engine.holdings.owned(parameter).len();
         let compute = engine.config.precision.compute;
         let copy = (compute != DType::F32).then(|| engine.copies.take(numel * compute.size()));
-        let update = Update { lr, step: steps + 1, gradient_factor: factor };
+        let update = Update { lr, step, gradient_factor: factor };
         self.shards.push(Shard { optimizer, parameter, update, numel, values, copy });
         Ok(())
     }
@@ -184,20 +187,26 @@ impl FusedUpdate {
             }
         }
         let bytes = tables.iter().map(Table::bytes).sum();
+        let mut panic = None;
         let update = disk.update(bytes, |pipeline| {
             pipeline.stage(tables, |tile| {
                 let (at, first) = places[tile.table];
                 let rows = first + tile.rows.start as usize..first + tile.rows.end as usize;
                 let (masters, states) = tile.columns.split_at_mut(usize::from(owners[tile.table].has_master));
                 let master = masters.first_mut().map(|master| bytemuck::cast_slice_mut(master));
-                shards[at].update(kind, engine, gradients, rows, master, states)
+                let run = || shards[at].update(kind, engine, gradients, rows, master, states);
+                catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|caught| {
+                    panic = Some(caught);
+                    Err(ZeroError::UpdatePending)
+                })
             })
         });
         match update {
             Ok(update) => Ok(Staged { engine: Arc::clone(engine), owners, update: Some(update) }),
             Err((tables, error)) => {
                 staged::give_back(engine, states, &owners, tables);
-                Err(error)
+                // Not before master weights are where they belong.
+                panic.map_or(Err(error), |panic| resume_unwind(panic))
             }
         }
     }
@@ -208,7 +217,7 @@ impl FusedUpdate {
             self.updating = Some(self.engine.phase.begin_update());
         }
         let staged = std::mem::replace(&mut self.staged, Ok(None));
-        let outcome = if self.is_disk() {
+        let outcome = if self.has_states_on_disk() {
             let ready = self.engine.together(staged.as_ref().map(|_| ()).map_err(Clone::clone));
             if let Ok(Some(staged)) = staged {
                 staged.end(ready.is_ok(), &mut self.states);
@@ -218,11 +227,8 @@ impl FusedUpdate {
         } else {
             staged.map(drop)
         };
-        let Self { engine, mut gradients, shards, mut states, is_torn, updating, .. } = self;
+        let Self { engine, mut gradients, shards, states, is_torn, updating, .. } = self;
         let finish = |Shard { parameter, values, copy, .. }: Shard| {
-            if let Some(state) = &mut states[parameter.index()] {
-                state.steps += 1;
-            }
             let compute = engine.config.precision.compute;
             let copy = copy.map(|copy| tensor_from_buffer(copy, compute, &engine.device));
             (parameter, Updated { shard: values.end(&engine, parameter, &mut gradients), copy })

@@ -94,7 +94,7 @@ impl Region for HostTensor {
 }
 
 /// The type of a tensor's elements, if memory of it is read as it is.
-fn host_dtype(dtype: TensorDType) -> Option<DType> {
+pub(crate) fn host_dtype(dtype: TensorDType) -> Option<DType> {
     match dtype {
         TensorDType::F32 => Some(DType::F32),
         TensorDType::F16 => Some(DType::F16),

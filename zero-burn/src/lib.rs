@@ -43,6 +43,8 @@
 //!   `elementwise`: Burn's optimizers, their state at rest, and which of them qualify; `fused`, `fused_state`,
 //!   `fused_update`, `staged`, `exclusive`: [`Fused`], what it has on a disk, and memory of a shard to write to; `disk`, `masters`, `spill`: optimizer state,
 //!   master weights and gradients on a disk; `machine`: what there is room for, and how fast.
+//! - `checkpoints`: [`Checkpoints`]; `contents`, `restore`, `kept`: what goes into one, what comes out of it, and states as
+//!   one sees them.
 //! - `host`, `floats`, `shared`: tensors as host memory, numbers of 16 and 32 bits in it, gathered ones that are still alive.
 //! - `report`, `statistics`: [`MemoryReport`], [`Statistics`] and [`TraceEvent`].
 //!
@@ -57,6 +59,8 @@ compile_error!("zero-burn needs a backend: enable the feature `flex`");
 mod agreement;
 mod base;
 mod census;
+mod checkpoints;
+mod contents;
 mod disk;
 mod elementwise;
 mod engine;
@@ -73,6 +77,7 @@ mod gradients;
 mod group;
 mod held;
 mod host;
+mod kept;
 mod ladder;
 mod machine;
 mod masters;
@@ -84,6 +89,7 @@ mod publication;
 mod queues;
 mod reduction;
 mod report;
+mod restore;
 mod rule;
 mod scratch;
 mod shard;
@@ -99,6 +105,7 @@ mod uses;
 mod windows;
 mod zero;
 
+pub use checkpoints::{Checkpoints, Loaded, Notes};
 pub use error::{NotFinite, ZeroError};
 pub use fused::Fused;
 pub use group::GroupRate;
@@ -108,6 +115,12 @@ pub use report::MemoryReport;
 pub use rule::ShardOptimizer;
 pub use statistics::{Activity, Statistics, TraceEvent};
 pub use zero::Zero;
+#[cfg(unix)]
+pub use zero_checkpoint::LocalStorage;
+pub use zero_checkpoint::{
+    Allow, CheckpointError, Difference, LoadOptions, LoadReport, LoadedParameter, MemoryStorage,
+    ModelIdentity, OnBusy, Pending, Registry, Retention, Saved, SaverOptions, Storage,
+};
 #[cfg(feature = "launcher")]
 pub use zero_comm::launcher;
 pub use zero_comm::{

@@ -1,5 +1,6 @@
 //! What this rank's machine has room for, and how fast.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::hint::black_box;
 use std::num::NonZeroU32;
@@ -35,11 +36,11 @@ pub(crate) fn place(base: &Base, layout: &Layout) -> Result<Option<PlacementPlan
     let setup = MemorySetup::new(&base.config, OptimizerCost::ADAMW);
     let own = setup.footprints(layout, base.comm.rank(), NonZeroU32::MIN);
     let mut state = [own.optimizer, own.gradients, own.parameters].map(|bytes| bytes.get() as f64);
-    let path = kinds.iter().find_map(|kind| kind.path.as_deref());
+    let paths: BTreeSet<_> = kinds.iter().filter_map(|kind| kind.path.as_deref()).collect();
     let choosing = || String::from("choosing tiers");
     // The ranks of a host share what is measured, so all of them measure at the same time.
     base.comm.barrier("before memory and disk are measured").during(choosing)?;
-    let measured = Measured::new(base, path);
+    let measured = Measured::new(base, &paths);
     let mut machine = measured.as_ref().map_or_else(|_| [0.0; 7], Measured::to_array);
     let mut agree = || {
         base.comm.all_reduce(&mut state, ReduceOp::Max, "the largest state of a rank")?;
@@ -63,7 +64,8 @@ struct Measured {
 }
 
 impl Measured {
-    fn new(base: &Base, directory: Option<&Path>) -> Result<Self, StoreError> {
+    /// Of several disks the scarcest and slowest counts.
+    fn new(base: &Base, directories: &BTreeSet<&Path>) -> Result<Self, StoreError> {
         let neighbours = base.comm.ranks_of_host().len() as u64;
         // Half of it is for activations and whatever else there is.
         let capacity = Bytes::new(available_memory().get() / 2 / neighbours);
@@ -76,7 +78,8 @@ impl Measured {
             black_box(&to);
             Ok(begin.elapsed().as_secs_f64())
         })?;
-        let disk = directory.map(|directory| {
+        let mut disk: Option<Medium> = None;
+        for directory in directories {
             let store = open_store(base, Some(directory), base.offload().block_bytes)?;
             let capacity = Bytes::new(store.free().get() / neighbours);
             let mut slot = store.reserve("a sample to measure the disk by", SAMPLE as u64)?;
@@ -90,9 +93,14 @@ impl Measured {
                 slot.read(0, &mut sample)?;
                 Ok(begin.elapsed().as_secs_f64())
             })?;
-            Ok(Medium { capacity, read, write })
-        });
-        Ok(Self { memory: Medium { capacity, read: rate, write: rate }, disk: disk.transpose()? })
+            let before = disk.unwrap_or(Medium { capacity, read, write });
+            disk = Some(Medium {
+                capacity: before.capacity.min(capacity),
+                read: before.read.min(read),
+                write: before.write.min(write),
+            });
+        }
+        Ok(Self { memory: Medium { capacity, read: rate, write: rate }, disk })
     }
 
     fn to_array(&self) -> [f64; 7] {

@@ -1,13 +1,13 @@
 //! Master weights on a disk.
 
-use std::sync::Mutex;
+use std::sync::{Arc, Condvar, Mutex};
 
 use zero_core::{DType, Parameter, ParameterIndex, Tier};
-use zero_offload::{NvmeStore, StoreError, Table};
+use zero_offload::{NvmeStore, Slot, StoreError, Table};
 
 use crate::ZeroError;
 use crate::base::Base;
-use crate::disk::open_store;
+use crate::disk::{Traffic, open_store};
 use crate::engine::lock;
 use crate::floats::burn_dtype;
 use crate::held::Held;
@@ -17,8 +17,10 @@ use crate::host::{HostTensor, tensor_from_buffer};
 #[derive(Debug)]
 pub(crate) struct Masters {
     store: NvmeStore,
+    traffic: Arc<Traffic>,
     /// By parameter.
     shards: Mutex<Vec<Shard>>,
+    is_back: Condvar,
 }
 
 #[derive(Debug)]
@@ -34,13 +36,14 @@ impl Masters {
     /// A place for masters, if the configuration keeps some on a disk; none until tiers are chosen.
     pub(crate) fn open(base: &Base) -> Result<Option<Self>, ZeroError> {
         let placement = &base.offload().parameters;
-        if placement.tier != Tier::Nvme {
+        if placement.tier != Tier::Nvme || placement.fraction == 0.0 {
             return Ok(None);
         }
         let store = open_store(base, placement.path.as_deref(), base.offload().block_bytes);
         let store =
             store.map_err(|error| ZeroError::from(error).during("opening the disk for master weights"))?;
-        Ok(Some(Self { store, shards: Mutex::default() }))
+        let traffic = Arc::clone(&base.traffic);
+        Ok(Some(Self { store, traffic, shards: Mutex::default(), is_back: Condvar::new() }))
     }
 
     /// Writes the last elements of a new shard; what is held then is the rest, and a copy of all in the type of layers.
@@ -60,9 +63,8 @@ impl Masters {
             // On page boundaries, so that it is written as it lies.
             let mut buffer = base.exports.take(on_disk * width);
             buffer.as_mut_slice::<f32>().copy_from_slice(last);
-            if let Some(slot) = table.column_mut(0) {
-                slot.write(0, &buffer)?;
-            }
+            let slot = table.column_mut(0).expect("it was reserved with one column");
+            self.traffic.during(buffer.len() as u64, || slot.write(0, &buffer))?;
             Ok(table)
         };
         let table =
@@ -88,17 +90,44 @@ impl Masters {
 
     pub(crate) fn give_back(&self, parameter: ParameterIndex, table: Table) {
         self.set(parameter, Shard::OnDisk(table));
+        self.is_back.notify_all();
     }
 
-    /// Reads the last elements of a shard to the end of `shard`.
-    pub(crate) fn read(&self, parameter: ParameterIndex, shard: &mut [u8]) -> Result<(), ZeroError> {
-        match &lock(&self.shards)[parameter.index()] {
+    /// Waits until no update has what is on the disk of a shard.
+    pub(crate) fn wait_for(&self, parameter: ParameterIndex) {
+        let is_out = |shards: &mut Vec<Shard>| matches!(shards[parameter.index()], Shard::Out);
+        drop(self.is_back.wait_while(lock(&self.shards), is_out));
+    }
+
+    /// Fills `into` with bytes of what is on the disk of a shard, from `offset` on.
+    pub(crate) fn read(
+        &self,
+        parameter: ParameterIndex,
+        offset: u64,
+        into: &mut [u8],
+    ) -> Result<(), ZeroError> {
+        self.with(parameter, into.len(), |slot| slot.read(offset, into), "reading master weights")
+    }
+
+    /// Replaces bytes of what is on the disk of a shard, from `offset` on.
+    pub(crate) fn write(&self, parameter: ParameterIndex, offset: u64, from: &[u8]) -> Result<(), ZeroError> {
+        self.with(parameter, from.len(), |slot| slot.write(offset, from), "writing master weights")
+    }
+
+    fn with(
+        &self,
+        parameter: ParameterIndex,
+        bytes: usize,
+        run: impl FnOnce(&mut Slot) -> Result<(), StoreError>,
+        during: &str,
+    ) -> Result<(), ZeroError> {
+        match &mut lock(&self.shards)[parameter.index()] {
             Shard::InMemory => Ok(()),
             Shard::Out => Err(ZeroError::UpdatePending),
             Shard::OnDisk(table) => {
-                let start = shard.len() - table.bytes() as usize;
-                let read = table.column(0).map_or(Ok(()), |slot| slot.read(0, &mut shard[start..]));
-                read.map_err(|error| ZeroError::from(error).during("reading master weights"))
+                let slot = table.column_mut(0).expect("it was reserved with one column");
+                let done = self.traffic.during(bytes as u64, || run(slot));
+                done.map_err(|error| ZeroError::from(error).during(during))
             }
         }
     }

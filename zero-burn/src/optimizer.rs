@@ -30,16 +30,18 @@ pub struct ZeroOptimizer<O: ShardOptimizer> {
     /// The one that `states` and `group_of` go by.
     engine: Arc<Engine>,
     /// The last one has what no other has.
-    groups: Vec<Group<O>>,
+    pub(crate) groups: Vec<Group<O>>,
     /// By parameter.
-    group_of: Vec<usize>,
-    states: States<O>,
+    pub(crate) group_of: Vec<usize>,
+    pub(crate) states: States<O>,
+    /// How often each parameter was updated, by parameter; the same on all ranks.
+    pub(crate) updates: Vec<u64>,
     /// An update that is computed beside the step after it.
     pending: Option<Pending<O>>,
     /// Bytes of each state that there is, by parameter.
     state_bytes: Vec<u64>,
-    step: u64,
-    skipped: u64,
+    pub(crate) step: u64,
+    pub(crate) skipped: u64,
     /// What had been counted when the last step ended.
     counted: Statistics,
 }
@@ -47,6 +49,8 @@ pub struct ZeroOptimizer<O: ShardOptimizer> {
 /// An update on its way.
 struct Pending<O: ShardOptimizer> {
     prepared: O::Prepared,
+    /// Parameters that are updated here or on other ranks.
+    updated: Vec<ParameterIndex>,
     /// Parameters of which other ranks alone have elements.
     nothing_here: Vec<ParameterIndex>,
 }
@@ -100,6 +104,7 @@ impl<O: ShardOptimizer> ZeroOptimizer<O> {
             groups: vec![rest],
             group_of: vec![0; parameters],
             states,
+            updates: vec![0; parameters],
             pending: None,
             state_bytes: vec![0; parameters],
             step: 0,
@@ -190,7 +195,8 @@ impl<O: ShardOptimizer> ZeroOptimizer<O> {
     ///
     /// A parameter that got no gradient on any rank is left alone, as Burn's own optimizers do. While it runs, a step
     /// holds this rank's old and new shards side by side (at stage 0: parameters), unless it is one of
-    /// [`Fused`](crate::Fused) that finds nobody else with their memory.
+    /// [`Fused`](crate::Fused) that finds nobody else with their memory, and gradients in memory and `f32` if a disk may
+    /// fail it.
     ///
     /// The model's values change; it is asked for to make sure that it is the engine's, and that nobody set values in it.
     ///
@@ -247,9 +253,9 @@ impl<O: ShardOptimizer> ZeroOptimizer<O> {
             let offload = engine.offload();
             let is_beside = offload.delayed_update && self.step >= offload.exact_steps;
             let factor = clip_factor / divisor;
+            engine.set_pending(is_beside);
             let prepared = self.prepare(gradients, &contributions.counts, &rates, factor, is_beside);
             if is_beside {
-                engine.set_pending(true);
                 self.pending = Some(prepared);
             } else {
                 self.finish(prepared)?;
@@ -311,6 +317,19 @@ impl<O: ShardOptimizer> ZeroOptimizer<O> {
         self.skipped
     }
 
+    /// Goes on with the engine that is in charge now, which is to be that of `slot`.
+    pub(crate) fn attend(&mut self, slot: &Arc<Slot>) -> Result<(), ZeroError> {
+        if Arc::ptr_eq(slot, &self.slot) { self.follow() } else { Err(ZeroError::ForeignOptimizer) }
+    }
+
+    /// Counts the states anew.
+    pub(crate) fn count_states(&mut self) {
+        let bytes = |state: &Option<O::State>| state.as_ref().map_or(0, O::bytes);
+        let now: Vec<_> = self.states.iter().map(bytes).collect();
+        self.engine.count_optimizer_bytes(now.iter().sum(), self.state_bytes.iter().sum());
+        self.state_bytes = now;
+    }
+
     /// Goes on with the engine that is in charge now. Old parameters keep group and state, new ones fall into groups by
     /// their paths.
     fn follow(&mut self) -> Result<(), ZeroError> {
@@ -325,6 +344,7 @@ impl<O: ShardOptimizer> ZeroOptimizer<O> {
             let state = self.groups[group].optimizer.begin(Host(&engine), parameter.index())?;
             self.group_of.push(group);
             self.states.push(state);
+            self.updates.push(0);
             self.state_bytes.push(0);
         }
         self.engine = engine;
@@ -358,14 +378,17 @@ impl<O: ShardOptimizer> ZeroOptimizer<O> {
         is_beside: bool,
     ) -> Pending<O> {
         let parameters = self.engine.layout.parameters().iter();
-        let (updates, nothing_here): (Vec<_>, Vec<_>) = parameters
+        let updated: Vec<_> = parameters
             .filter(|parameter| parameter.trainable() && counts[parameter.index().index()] > 0.0)
             .map(|parameter| parameter.index())
-            .partition(|&parameter| !self.engine.holdings.owned(parameter).is_empty());
+            .collect();
+        let is_here = |parameter: &ParameterIndex| !self.engine.holdings.owned(*parameter).is_empty();
+        let (updates, nothing_here): (Vec<_>, Vec<_>) = updated.iter().copied().partition(is_here);
         let updates = updates.into_iter().map(|parameter| ShardUpdate {
             parameter,
             group: self.group_of[parameter.index()],
             lr: rates[parameter.index()],
+            step: self.updates[parameter.index()] + 1,
         });
         let job = Job {
             updates: updates.collect(),
@@ -375,11 +398,11 @@ impl<O: ShardOptimizer> ZeroOptimizer<O> {
             gradients,
             factor,
         };
-        Pending { prepared: O::prepare(job, is_beside), nothing_here }
+        Pending { prepared: O::prepare(job, is_beside), updated, nothing_here }
     }
 
     /// Ends an update, and shows its parameters to all ranks.
-    fn finish(&mut self, Pending { prepared, nothing_here }: Pending<O>) -> Result<(), ZeroError> {
+    fn finish(&mut self, Pending { prepared, updated, nothing_here }: Pending<O>) -> Result<(), ZeroError> {
         // Readers wait until the new shards are in place.
         let Finished { states, outcome, is_torn, updating: _updating } = O::finish(prepared);
         self.states = states;
@@ -392,16 +415,19 @@ impl<O: ShardOptimizer> ZeroOptimizer<O> {
                 self.engine.count_optimizer_bytes(*bytes, 0);
             }
         }
-        self.engine.replace_shards(outcome?, &nothing_here)
+        let shards = outcome?;
+        updated.iter().for_each(|parameter| self.updates[parameter.index()] += 1);
+        self.engine.replace_shards(shards, &nothing_here)
     }
 
     /// Ends the update that is computed beside compute, if there is one.
     fn finish_pending(&mut self) -> Result<(), ZeroError> {
         match self.pending.take() {
             Some(pending) => {
+                let finished = self.finish(pending);
                 self.engine.set_pending(false);
                 // It was counted when it began.
-                self.finish(pending).inspect_err(|_| self.step -= 1)
+                finished.inspect_err(|_| self.step -= 1)
             }
             None => Ok(()),
         }
@@ -410,11 +436,12 @@ impl<O: ShardOptimizer> ZeroOptimizer<O> {
 
 impl<O: ShardOptimizer> Drop for ZeroOptimizer<O> {
     fn drop(&mut self) {
-        if self.pending.is_some() {
+        if let Some(pending) = self.pending.take() {
             // To end it takes all ranks.
             tracing::warn!(
                 "an optimizer is dropped while its last update is under way, which is lost; call `flush` before"
             );
+            drop(pending);
             self.engine.set_pending(false);
         }
         self.engine.count_optimizer_bytes(0, self.state_bytes.iter().sum());

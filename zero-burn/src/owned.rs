@@ -101,8 +101,8 @@ impl OwnedGradients {
         Ok(())
     }
 
-    /// Whether the gradient of this rank's part of `parameter` is in memory, and of the size of the values.
-    pub(crate) fn is_in_memory(&self, engine: &Engine, parameter: ParameterIndex) -> bool {
+    /// Whether the gradient of this rank's part of `parameter` is in memory, and of the type of values.
+    pub(crate) fn has_room_for_values(&self, engine: &Engine, parameter: ParameterIndex) -> bool {
         match self {
             Self::Whole(gradients) => gradients[parameter.index()]
                 .as_ref()
@@ -115,7 +115,7 @@ impl OwnedGradients {
         }
     }
 
-    /// As [`each_own`](Self::each_own) of what [is in memory](Self::is_in_memory), for one who may write there.
+    /// As [`each_own`](Self::each_own) of what [has room for values](Self::has_room_for_values), for one who may write there.
     pub(crate) fn each_own_mut<E>(
         &mut self,
         engine: &Engine,

@@ -4,15 +4,17 @@ use std::sync::Arc;
 
 use burn::optim::Optimizer;
 use burn::tensor::Tensor;
-use zero_core::{ParameterIndex, Tier};
+use serde_json::{Map, Value};
+use zero_core::{DType, ParameterIndex, Tier};
 
 use crate::ZeroError;
 use crate::elementwise;
 use crate::engine::Engine;
 use crate::held::Updated;
+use crate::kept::Kept;
 use crate::owned::OwnedGradients;
 use crate::phase::Updating;
-use crate::stored::Stored;
+use crate::stored::{Pattern, Stored};
 
 /// An optimizer that can update shards: any element-wise one of Burn, or [`Fused`](crate::Fused).
 pub trait ShardOptimizer: Rule {}
@@ -22,7 +24,7 @@ impl<R: Rule> ShardOptimizer for R {}
 /// How shards are updated.
 pub trait Rule: Clone {
     /// What is kept of a shard from step to step.
-    type State;
+    type State: Kept + Send + Sync;
 
     /// An update that nobody has seen yet.
     type Prepared;
@@ -32,6 +34,21 @@ pub trait Rule: Clone {
 
     /// The state of a parameter before its first update, if there is to be room for it from the beginning.
     fn begin(&self, host: Host<'_>, parameter: ParameterIndex) -> Result<Option<Self::State>, ZeroError>;
+
+    /// The hyper-parameters, for who reads a checkpoint.
+    fn hyper_parameters(&self) -> Map<String, Value>;
+
+    /// Names and types of the tensors in the state of a shard that was updated; the same on all ranks.
+    fn tensors(&self, host: Host<'_>) -> Result<Vec<(String, DType)>, ZeroError>;
+
+    /// A state of a shard that was updated before, to be filled; `old` is the present one, if there is one.
+    fn blank(
+        &self,
+        host: Host<'_>,
+        parameter: ParameterIndex,
+        old: Option<Self::State>,
+        scalars: &Map<String, Value>,
+    ) -> Result<Self::State, ZeroError>;
 
     /// Whether shards can be updated at this rate.
     fn takes_rate(&self, lr: f64) -> bool {
@@ -102,6 +119,8 @@ pub(crate) struct ShardUpdate {
     pub(crate) parameter: ParameterIndex,
     pub(crate) group: usize,
     pub(crate) lr: f64,
+    /// Which update of the parameter it is, from 1.
+    pub(crate) step: u64,
 }
 
 impl<O: Optimizer> Rule for O {
@@ -120,9 +139,32 @@ impl<O: Optimizer> Rule for O {
         Ok(None)
     }
 
+    fn hyper_parameters(&self) -> Map<String, Value> {
+        Map::from_iter([(String::from("optimizer"), Value::from(std::any::type_name::<O>()))])
+    }
+
+    fn tensors(&self, host: Host<'_>) -> Result<Vec<(String, DType)>, ZeroError> {
+        let tensors = pattern(self, host).tensors();
+        tensors.ok_or(ZeroError::StateNotSaved { optimizer: std::any::type_name::<O>() })
+    }
+
+    fn blank(
+        &self,
+        host: Host<'_>,
+        parameter: ParameterIndex,
+        _: Option<Self::State>,
+        scalars: &Map<String, Value>,
+    ) -> Result<Self::State, ZeroError> {
+        let numel = host.0.holdings.owned(parameter).len();
+        pattern(self, host).blank(numel, scalars).map_err(|reason| {
+            let name = host.0.parameter(parameter).name();
+            ZeroError::OddCheckpoint { reason: format!("the optimizer state of `{name}`: {reason}") }
+        })
+    }
+
     fn prepare(job: Job<Self>, _: bool) -> Finished<Self> {
         let Job { engine, optimizers, updates, mut gradients, factor, mut states } = job;
-        let update = |ShardUpdate { parameter, group, lr }: ShardUpdate| {
+        let update = |ShardUpdate { parameter, group, lr, .. }: ShardUpdate| {
             let gradient = match gradients.take(&engine, parameter, factor as f32) {
                 Ok(gradient) => gradient?,
                 Err(error) => return Some(Err(ZeroError::from(error))),
@@ -146,4 +188,8 @@ impl<O: Optimizer> Rule for O {
     fn bytes(state: &Self::State) -> u64 {
         state.bytes()
     }
+}
+
+fn pattern<O: Optimizer>(optimizer: &O, Host(engine): Host<'_>) -> Pattern {
+    Pattern::of(optimizer, engine.config.precision.optimizer_state, &engine.device)
 }

@@ -50,7 +50,8 @@ impl<M> Dealt<M> {
         base: &Arc<Base>,
         previous: Option<&Engine>,
     ) -> Result<(M, Arc<Engine>), ZeroError> {
-        let Self { model, census: Census { specs, positions, known, .. }, held } = self;
+        let Self { model, census: Census { specs, positions, known, linear, running_state, .. }, held } =
+            self;
         let new: Vec<_> = (known..specs.len()).map(ParameterIndex::new).collect();
         let layout = lay_out(base, specs)?;
         let ids = positions.into_iter().map(|(id, position)| (id, ParameterIndex::new(position))).collect();
@@ -64,6 +65,8 @@ impl<M> Dealt<M> {
             });
             let held: Vec<_> = held.collect::<Result<_, ZeroError>>()?;
             lock(&base.held).extend(held);
+            lock(&base.linear).extend(&linear[known..]);
+            *lock(&base.running_state) = running_state;
             Engine::new(Arc::clone(base), layout, ids, previous)
         };
         let engine = build().inspect_err(|error: &ZeroError| base.comm.abort(&error.to_string()))?;
@@ -222,6 +225,7 @@ fn settings(config: &ZeroConfig) -> Vec<String> {
         format!("offload.optimizer.tier = {}", optimizer.tier),
         format!("offload.gradients.tier = {}", gradients.tier),
         format!("offload.parameters.tier = {}", parameters.tier),
+        format!("offload.parameters.fraction {} 0", if parameters.fraction > 0.0 { ">" } else { "=" }),
         format!("offload.delayed_update = {delayed_update}, exact_steps = {exact_steps}"),
     ]
 }

@@ -91,27 +91,42 @@ pub(crate) fn detach<M: Module>(model: M, engine: &Engine) -> M {
     model
 }
 
-/// A whole model on its own, with values from `master` where those are not what layers compute with: no engine behind its
-/// values or its records.
+/// A whole model on its own: no engine behind its values or its records. They are from `master` where those are not what
+/// layers compute with.
 pub(crate) fn unshard<M: Module>(
     model: &M,
     engine: &Engine,
-    master: impl Fn(ParameterIndex) -> Tensor<1>,
-) -> M {
-    struct Detach<'a, F>(&'a Engine, F);
-    impl<F: Fn(ParameterIndex) -> Tensor<1>> ModuleMapper for Detach<'_, F> {
-        fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-            let Some(&parameter) = self.0.ids.get(&param.id) else { return param };
-            // Says what `train` makes of it.
-            let trainable = self.0.parameter(parameter).trainable();
-            let whole = match self.0.is_mixed() {
-                true => self.1(parameter).reshape::<D, _>(Shape::from(self.0.shape(parameter))),
-                false => param.val(),
-            };
-            Param::initialized(param.id, whole).set_require_grad(trainable)
-        }
+    master: impl FnMut(ParameterIndex) -> Result<Tensor<1>, ZeroError>,
+) -> Result<M, ZeroError> {
+    let mut detach = Detach { engine, master, error: None };
+    let whole = model.valid().materialize().map(&mut detach);
+    detach.error.map_or(Ok(whole), Err)
+}
+
+struct Detach<'a, F> {
+    engine: &'a Engine,
+    master: F,
+    /// The first.
+    error: Option<ZeroError>,
+}
+
+impl<F: FnMut(ParameterIndex) -> Result<Tensor<1>, ZeroError>> ModuleMapper for Detach<'_, F> {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let Some(&parameter) = self.engine.ids.get(&param.id) else { return param };
+        // Says what `train` makes of it.
+        let trainable = self.engine.parameter(parameter).trainable();
+        let whole = match self.engine.is_mixed() && self.error.is_none() {
+            false => param.val(),
+            true => match (self.master)(parameter) {
+                Ok(master) => master.reshape::<D, _>(Shape::from(self.engine.shape(parameter))),
+                Err(error) => {
+                    self.error = Some(error);
+                    param.val()
+                }
+            },
+        };
+        Param::initialized(param.id, whole).set_require_grad(trainable)
     }
-    model.valid().materialize().map(&mut Detach(engine, master))
 }
 
 /// Refuses a model that is not the engine's, or in which parameters were changed behind the engine's back: values are

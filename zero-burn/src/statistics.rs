@@ -53,7 +53,7 @@ pub struct Statistics {
     pub reduce_exposed: Duration,
     /// How long the optimizer updated this rank's shards.
     pub update_time: Duration,
-    /// Bytes of optimizer state and gradients that were read from disks and written to them.
+    /// Bytes of optimizer state, master weights and gradients that were read from disks and written to them.
     pub offloaded: Bytes,
     /// How long that took, beside compute or not; updates in between included.
     pub offload_time: Duration,

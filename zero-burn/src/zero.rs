@@ -5,11 +5,13 @@ use std::time::Duration;
 
 use burn::module::Module;
 use burn::tensor::{Device, Tensor};
+use zero_checkpoint::{SaverOptions, Storage};
 use zero_comm::{Communicator, CommunicatorExt, ReduceOp};
 use zero_core::{Layout, PlacementPlan, Rank, ZeroConfig};
 
 use crate::ZeroError;
 use crate::base::Base;
+use crate::checkpoints::Checkpoints;
 use crate::engine::{Engine, lock};
 use crate::error::During;
 use crate::optimizer::ZeroOptimizer;
@@ -23,7 +25,7 @@ use crate::{shard, stand_in, succession};
 /// One rank's ZeRO engine for one model.
 ///
 /// Calls that say so are collective: every rank has to make them, in the same order. All others are local and may be
-/// made by any rank at any time, from any thread (while a step of [`Fused`](crate::Fused) updates shards in place, they wait); a forward pass is local, so ranks may run different ones.
+/// made by any rank at any time, from any thread (while a step of [`Fused`](crate::Fused) changes shards, they wait); a forward pass is local, so ranks may run different ones.
 #[derive(Debug)]
 pub struct Zero {
     base: Arc<Base>,
@@ -296,29 +298,46 @@ impl Zero {
         if engine.has_distant_masters() {
             return Err(ZeroError::MastersOnDisk);
         }
-        let whole = stand_in::unshard(model, &engine, |parameter| engine.master_or_nan(parameter));
+        let whole = stand_in::unshard(model, &engine, |parameter| engine.master(parameter));
         engine.check()?;
-        Ok(whole)
+        whole
     }
 
     /// The model with whole parameters, as [`unshard`](Self::unshard) gives it, on `root` alone. Collective; also where
-    /// master weights are on a disk.
-    ///
-    /// The other ranks hold no more than one of their shards for it.
+    /// master weights are on a disk: then the other ranks hold one of their shards at a time for it.
     ///
     /// # Errors
     ///
     /// [`ZeroError::NotSharded`], on this rank alone. [`ZeroError::NoSuchRank`], [`ZeroError::UpdatePending`], any
     /// [pending misuse](Self::check), [`ZeroError::Offload`] if a disk cannot be read, with
-    /// [`ZeroError::RefusedElsewhere`] on the other ranks; [`ZeroError::Communication`], also if ranks name different
-    /// roots.
+    /// [`ZeroError::RefusedElsewhere`] on the other ranks; [`ZeroError::RanksDiffer`] if ranks name different roots, which
+    /// fails the engine, and [`ZeroError::Communication`].
     pub fn unshard_to<M: Module>(&self, model: &M, root: Rank) -> Result<Option<M>, ZeroError> {
         let engine = self.engine()?;
-        let masters = engine.collect_masters(root)?;
-        let whole = masters
-            .map(|masters| stand_in::unshard(model, &engine, |parameter| masters[parameter.index()].clone()));
-        engine.check()?;
-        Ok(whole)
+        engine.agree_on_root(root)?;
+        if engine.has_distant_masters() {
+            let masters = engine.collect_masters(root)?;
+            let whole = masters.map(|masters| {
+                stand_in::unshard(model, &engine, |parameter| Ok(masters[parameter.index()].clone()))
+            });
+            engine.check()?;
+            return whole.transpose();
+        }
+        let whole = (engine.comm.rank() == root).then(|| self.unshard(model));
+        engine.together(whole.transpose())
+    }
+
+    /// A place for checkpoints of the model and its optimizer. Collective.
+    ///
+    /// # Errors
+    ///
+    /// [`ZeroError::Checkpoint`] for options that cannot work, [`ZeroError::Communication`].
+    pub fn checkpoints(
+        &self,
+        storage: Arc<dyn Storage>,
+        options: SaverOptions,
+    ) -> Result<Checkpoints, ZeroError> {
+        Checkpoints::new(Arc::clone(&self.slot), &self.base.comm, storage, options)
     }
 
     /// What the loss is multiplied by in the next backward. The same on all ranks. Local.

@@ -111,13 +111,14 @@ fn masters_may_be_on_another_disk_than_states_and_update_beside_compute() {
 
 #[test]
 fn a_step_that_the_disk_of_masters_fails_changes_nothing_on_any_rank() {
-    for stage in [Stage::Zero, Stage::Two, Stage::Three] {
+    for (stage, fraction) in [(Stage::Zero, 1.0), (Stage::Two, 0.5), (Stage::Three, 1.0), (Stage::Three, 0.5)]
+    {
         let disks = [(); 2].map(|()| [(); 2].map(|()| tempfile::tempdir().unwrap()));
         with_engines(&config(stage), 2, |comm, plain| {
             drop(plain);
             let rank = comm.rank().index();
             let [states, masters] = disks[rank].each_ref().map(|disk| disk.path());
-            let mut config = on_disk(in_16_bits(stage, DType::BF16), states, 1.0, 1.0);
+            let mut config = on_disk(in_16_bits(stage, DType::BF16), states, 1.0, fraction);
             config.offload.parameters.path = Some(masters.to_path_buf());
             let zero = Zero::new(config, comm, Device::default())?;
             let mut model = zero.shard(Odd::new)?;
@@ -131,21 +132,25 @@ fn a_step_that_the_disk_of_masters_fails_changes_nothing_on_any_rank() {
             comm.barrier("before the damage").unwrap();
             let contents = if rank == 1 { alter(&files) } else { Vec::new() };
             comm.barrier("after the damage").unwrap();
-            let told = |error: ZeroError| {
+            let told = |error: ZeroError, during: &str| {
                 let text = error.to_string();
                 match rank {
                     1 => {
                         assert!(matches!(error, ZeroError::Offload { .. }), "{text}");
                         assert!(text.contains("weight") || text.contains("bias"), "{text}");
-                        assert!(text.contains("master"), "{text}");
+                        assert!(text.starts_with(during), "{text}");
                         assert!(text.contains(&masters.display().to_string()), "{text}");
                     }
                     _ => assert!(matches!(error, ZeroError::RefusedElsewhere { rank } if rank.index() == 1)),
                 }
             };
             step(&zero, &model, 1)?;
-            told(optimizer.step(LR, &mut model).expect_err("the disk was altered"));
-            told(zero.unshard_to(&model, Rank::ROOT).map(drop).expect_err("the disk was altered"));
+            let error = optimizer.step(LR, &mut model).expect_err("the disk was altered");
+            told(error, "updating parameters");
+            if stage != Stage::Zero {
+                let error = zero.unshard_to(&model, Rank::ROOT).map(drop).expect_err("the disk was altered");
+                told(error, "reading master weights");
+            }
             comm.barrier("before the repair").unwrap();
             restore(&files, &contents);
             comm.barrier("after the repair").unwrap();
@@ -182,6 +187,14 @@ fn whole_masters_are_for_who_can_read_them() {
             assert!(at_last.is_none_or(|model| weights(&model) == expected));
             Ok(expected)
         });
+        with_engines(&config(stage), size, |comm, zero| {
+            let model = zero.shard(Odd::new)?;
+            let at_first = zero.unshard_to(&model, Rank::ROOT)?;
+            assert_eq!(at_first.is_some(), comm.rank() == Rank::ROOT);
+            let expected = weights(&zero.unshard(&model)?);
+            assert!(at_first.is_none_or(|model| weights(&model) == expected), "{stage} in f32");
+            Ok(())
+        });
         with_engines(&on_disk(plain, directory.path(), 1.0, 0.7), size, |_, zero| {
             let model = zero.shard(Odd::new)?;
             let is_whole_here = size == 1 || stage == Stage::Zero;
@@ -214,13 +227,15 @@ fn whole_masters_are_for_who_can_read_them() {
 #[test]
 fn ranks_that_name_different_roots_are_told() {
     let directory = tempfile::tempdir().unwrap();
-    let config = on_disk(in_16_bits(Stage::Three, DType::BF16), directory.path(), 1.0, 1.0);
-    with_engines(&config, 2, |comm, zero| {
-        let model = zero.shard(Odd::new)?;
-        let error = zero.unshard_to(&model, comm.rank()).map(drop).expect_err("each names itself");
-        assert!(error.to_string().contains("rank 0") && error.to_string().contains("rank 1"), "{error}");
-        Ok(())
-    });
+    for stage in [Stage::Zero, Stage::Three] {
+        let config = on_disk(in_16_bits(stage, DType::BF16), directory.path(), 1.0, 1.0);
+        with_engines(&config, 2, |comm, zero| {
+            let model = zero.shard(Odd::new)?;
+            let error = zero.unshard_to(&model, comm.rank()).map(drop).expect_err("each names itself");
+            assert!(error.to_string().contains("rank 1"), "{error}");
+            Ok(())
+        });
+    }
 }
 
 #[test]
@@ -301,7 +316,7 @@ fn masters_on_a_disk_take_no_memory() {
 }
 
 #[test]
-fn a_disk_without_room_for_masters_is_told_on_all_ranks() {
+fn a_disk_that_is_missing_is_told_on_all_ranks() {
     let directory = tempfile::tempdir().unwrap();
     let missing = directory.path().join("missing");
     let config = on_disk(in_16_bits(Stage::Three, DType::BF16), &missing, 1.0, 1.0);
@@ -311,9 +326,79 @@ fn a_disk_without_room_for_masters_is_told_on_all_ranks() {
             config.offload.parameters.path = Some(directory.path().to_path_buf());
         }
         let zero = Zero::new(config, &comm, Device::default())?;
-        let error = zero.shard(Odd::new).map(drop).expect_err("one disk is missing");
+        let error = zero.shard(Odd::new).map(drop).expect_err("a disk is missing");
         assert!(error.to_string().contains("missing"), "{error}");
         Err(error)
     });
     assert!(failed.is_err());
+}
+
+/// What another thread of a rank sees of a parameter while steps run is of one step, and no call of the training thread is
+/// told of it.
+#[test]
+fn who_asks_for_masters_while_steps_run_gets_those_of_one_step() {
+    let directory = tempfile::tempdir().unwrap();
+    for delayed in [false, true] {
+        let mut config = on_disk(in_16_bits(Stage::Zero, DType::BF16), directory.path(), 1.0, 0.5);
+        (config.offload.delayed_update, config.offload.exact_steps) = (delayed, 0);
+        with_engines(&config, 1, |_, zero| {
+            let mut model = zero.shard(Odd::new)?;
+            let mut optimizer = zero.optimizer(adam())?;
+            let other = model.clone();
+            let is_over = std::sync::atomic::AtomicBool::new(false);
+            let seen = std::thread::scope(|scope| {
+                let reader = scope.spawn(|| {
+                    let mut seen = Vec::new();
+                    while !is_over.load(std::sync::atomic::Ordering::Relaxed) {
+                        match zero.unshard(&other) {
+                            Ok(whole) => seen.push(weights(&whole)),
+                            Err(ZeroError::UpdatePending) if delayed => {}
+                            Err(error) => panic!("{error}"),
+                        }
+                    }
+                    seen
+                });
+                let mut after = vec![weights(&zero.unshard(&model).unwrap())];
+                for at in 0..30 {
+                    step(&zero, &model, at).unwrap();
+                    optimizer.step(LR, &mut model).unwrap();
+                    optimizer.flush().unwrap();
+                    after.push(weights(&zero.unshard(&model).unwrap()));
+                }
+                is_over.store(true, std::sync::atomic::Ordering::Relaxed);
+                let seen = reader.join().unwrap();
+                let is_of_one_step = |weights: &common::Weights| {
+                    (0..weights.len()).all(|at| after.iter().any(|after| after[at] == weights[at]))
+                };
+                assert!(seen.iter().all(is_of_one_step), "{delayed}");
+                seen.len()
+            });
+            assert!(seen > 0);
+            Ok(())
+        });
+    }
+}
+
+#[test]
+fn processes_keep_masters_on_their_disks() {
+    let directory = tempfile::tempdir().unwrap();
+    for stage in [Stage::Two, Stage::Three] {
+        let train = |config: &ZeroConfig| {
+            let body = |comm: &std::sync::Arc<dyn zero_burn::Communicator>| {
+                let zero = Zero::new(config.clone(), comm, Device::default())?;
+                let mut model = zero.shard(Odd::new)?;
+                let mut optimizer = zero.optimizer(adam())?;
+                let mut run = Run::new();
+                for at in 0..STEPS {
+                    step(&zero, &model, at)?;
+                    run.record(&optimizer.step(LR, &mut model)?);
+                }
+                run.weights = weights(&whole(&zero, &model)?);
+                Ok(run)
+            };
+            common::processes(config, 3, &body, |rank| rank / 2)
+        };
+        let plain = in_16_bits(stage, DType::BF16);
+        assert_eq!(train(&on_disk(plain.clone(), directory.path(), 1.0, 0.7)), train(&plain), "{stage}");
+    }
 }

@@ -117,7 +117,7 @@ pub struct Offload {
     /// The reduced gradients that this rank updates by, from backward to step.
     pub gradients: Placement,
     /// The f32 master weights, where layers compute in 16 bits. On a disk they lie beside the states that they are updated
-    /// with, so that no more of them is there than of those.
+    /// with, so that the fraction of them there is no larger than that of those.
     pub parameters: Placement,
     /// Memory for optimizer state and master weights on their way between disk and update. Gradients on a disk take as
     /// much again, but no more than their largest bucket, and one block at least.

@@ -113,7 +113,7 @@ fn offloaded_parameters_are_masters() {
              them from each other; offload_optimizer with the device \"nvme\" takes the masters to a disk"
         );
         let path = "zero_optimization.offload_param.nvme_path";
-        assert_eq!(verdict(&found, path), "without effect: parameters stay in memory");
+        assert_eq!(verdict(&found, path), "without effect: shards stay in memory");
         assert!(found.report.find("aio.queue_depth").is_none(), "nothing is on a disk");
     }
 }

@@ -71,7 +71,8 @@ pub struct HostOptimizer {
 }
 
 /// The hyper-parameters of any optimizer that there is.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
+#[serde(tag = "optimizer", rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum OptimizerConfig {
     /// Of Adam and AdamW.

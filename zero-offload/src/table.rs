@@ -2,7 +2,7 @@
 
 use crate::store::{NvmeStore, Slot, StoreError};
 
-/// Arrays side by side in a store: row `i` of every column belongs together, as the moments and the master weight of
+/// Arrays side by side, in one store or in several: row `i` of every column belongs together, as the moments and the master weight of
 /// one element do. What a [`Pipeline`](crate::Pipeline) updates.
 #[derive(Debug)]
 pub struct Table {
@@ -82,7 +82,7 @@ impl Table {
         self.columns.len()
     }
 
-    /// The array of a column, in the order of [`reserve`](Self::reserve).
+    /// The array of a column, in the order of [`reserve`](Self::reserve), and what was [appended](Self::append).
     pub fn column(&self, column: usize) -> Option<&Slot> {
         self.columns.get(column).map(|column| &column.slot)
     }

@@ -67,6 +67,9 @@ pub struct ParameterGroup {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TrainingState {
+    /// Of the optimizer, besides its tensors.
+    #[serde(default, skip_serializing_if = "Value::is_null")]
+    pub optimizer: Value,
     /// Of the learning rate.
     pub schedule: Value,
     /// Of the loss scale.

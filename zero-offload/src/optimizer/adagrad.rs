@@ -6,7 +6,7 @@ use super::{StateSpec, Update, WeightDecay};
 use crate::simd::Lanes;
 
 /// Adagrad: Duchi, Hazan and Singer, Adaptive Subgradient Methods, 2011, with a learning rate that may fall.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
 pub struct Adagrad {
     /// How fast the learning rate falls, by `1 / (1 + (step - 1) * lr_decay)`: finite, at least 0.
     pub lr_decay: f64,

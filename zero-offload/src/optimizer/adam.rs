@@ -12,7 +12,7 @@ use crate::simd::Lanes;
 ///
 /// With states in bf16, choose a `beta2` of at most 0.996: the second moment shrinks by `1 - beta2` of itself per step, which
 /// with 0.999 is less than half a unit in the last place of bf16 and is rounded away.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
 pub struct Adam {
     /// How much of the first moment stays in a step: at least 0, less than 1.
     pub beta1: f64,

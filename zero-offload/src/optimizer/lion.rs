@@ -8,7 +8,7 @@ use crate::simd::Lanes;
 /// Lion: Chen and others, Symbolic Discovery of Optimization Algorithms, 2023, program 1.
 ///
 /// A parameter whose direction is 0 only decays.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
 pub struct Lion {
     /// How much of the momentum is in the direction: at least 0, less than 1.
     pub beta1: f64,

@@ -9,7 +9,7 @@ use crate::simd::Lanes;
 /// learning rate is not in it.
 ///
 /// Without momentum there is no state.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize)]
 pub struct Sgd {
     /// How much of the buffer stays in a step: finite, at least 0.
     pub momentum: f64,

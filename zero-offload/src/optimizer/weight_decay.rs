@@ -3,7 +3,7 @@
 use super::error::{HyperParameterError, NOT_NEGATIVE, in_range};
 
 /// How parameters are drawn towards zero, at a rate that is finite and at least 0.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize)]
 pub enum WeightDecay {
     /// They are not.
     #[default]

@@ -11,7 +11,7 @@ pub(super) static KEYS: &[Key] = &[
         name: "offload.buffer_bytes",
         unit: "bytes",
         what: "Memory for optimizer state and master weights on their way between disk and update, taken if any are on a \
-               disk: at least three `offload.block_bytes`, better a hundred. Gradients on a disk take as much again, but \
+               disk: at least three `offload.block_bytes` for each array of a parameter there, better a hundred. Gradients on a disk take as much again, but \
                no more than their largest bucket.",
         get: |config| Some(bytes_of(config.offload.buffer_bytes)),
         set: |config, value, key| {
@@ -121,5 +121,5 @@ pub(super) static GRADIENTS: &[Key] = placement!(
 pub(super) static PARAMETERS: &[Key] = placement!(
     parameters,
     "Where the f32 master weights are kept, if layers compute in 16 bits; in f32 ranks read them from each other, so that \
-     they stay on the device. No more of them is on a disk than of the optimizer's state."
+     they stay on the device. The fraction of them on a disk is no larger than that of the optimizer's state."
 );

@@ -36,10 +36,9 @@ pub(super) static KEYS: &[Key] = &[
     })
     .note(
         "\"cpu\" and \"nvme\" are the tier host, approximated: f32 master weights are kept there, or with the optimizer's \
-         state if that is on a disk, and shards in 16 bits stay on the device, as do those in f32; ranks read both from \
-         each other",
+         state if that is on a disk; the shards that ranks read from each other, in 16 bits or f32, stay on the device",
     ),
-    Key::ignored("zero_optimization.offload_param.nvme_path", "null", "parameters stay in memory"),
+    Key::ignored("zero_optimization.offload_param.nvme_path", "null", "shards stay in memory"),
     Key::ignored("zero_optimization.offload_param.buffer_count", "5", SHARDS_STAY),
     Key::ignored("zero_optimization.offload_param.buffer_size", "100000000", SHARDS_STAY),
     Key::ignored("zero_optimization.offload_param.max_in_cpu", "1000000000", SHARDS_STAY),

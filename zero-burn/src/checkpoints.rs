@@ -1,0 +1,321 @@
+//! Checkpoints of a model and its optimizer.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use serde_json::{Map, Value, json};
+use zero_checkpoint::{
+    BoxError, Checkpoint, Coordinator, LoadOptions, LoadReport, Pending, Registry, Saved, Saver,
+    SaverOptions, Storage,
+};
+use zero_comm::{Communicator, CommunicatorExt};
+use zero_core::{LossScale, Rank, WorldSize};
+
+use crate::ZeroError;
+use crate::engine::{Engine, lock};
+use crate::error::During;
+use crate::optimizer::ZeroOptimizer;
+use crate::rule::ShardOptimizer;
+use crate::slot::Slot;
+use crate::{contents, restore};
+
+/// Saves and loads checkpoints of one engine's model and optimizer; made by
+/// [`Zero::checkpoints`](crate::Zero::checkpoints).
+///
+/// Every rank writes what it holds, wherever that is, and reads what it needs: a checkpoint of any world size, stage and
+/// tier can be taken up at any other. It is there as a whole or not at all.
+///
+/// ```
+/// # use std::sync::Arc;
+/// # use burn::{nn::LinearConfig, tensor::{Device, Tensor}};
+/// # use zero_burn::{Adam, Fused, LocalWorld, WorldSize, Zero, ZeroConfig, ZeroError};
+/// use zero_burn::{LoadOptions, MemoryStorage, Notes, SaverOptions, Storage};
+///
+/// let storage: Arc<dyn Storage> = Arc::new(MemoryStorage::new()); // or `LocalStorage`, a folder
+/// # let run = |size, resume: bool| LocalWorld::new(WorldSize::new(size).unwrap()).run(|comm| -> Result<f64, ZeroError> {
+/// let zero = Zero::new(ZeroConfig::default(), &comm, Device::default())?;
+/// let mut model = zero.shard(|device| LinearConfig::new(8, 4).init(device))?;
+/// let mut optimizer = zero.optimizer(Fused::new(Adam::ADAMW)?)?;
+/// let mut checkpoints = zero.checkpoints(Arc::clone(&storage), SaverOptions::default())?;
+/// # if resume {
+/// let loaded = checkpoints.load(&mut optimizer, None, &LoadOptions::default())?; // the newest
+/// assert_eq!((loaded.step, optimizer.steps()), (1, 1));
+/// # }
+/// # zero.backward(model.forward(Tensor::<2>::ones([2, 8], zero.device())).mean())?;
+/// let outcome = optimizer.step(1e-3, &mut model)?;
+/// checkpoints.save(&mut optimizer, &Notes::default())?;
+/// # Ok(outcome.loss)
+/// # }).unwrap();
+/// # run(2, false);
+/// # run(3, true);
+/// ```
+#[derive(Debug)]
+pub struct Checkpoints {
+    slot: Arc<Slot>,
+    storage: Arc<dyn Storage>,
+    /// All ranks; the saver uses it beside training, and nothing else does.
+    group: Arc<Group>,
+    /// The ranks of this host.
+    host: Group,
+    saver: Saver,
+    /// Where the checkpoint is that training went on from.
+    parent: Option<String>,
+}
+
+/// What a checkpoint holds beside parameters, optimizer and loss scale: what training needs to go on, in whatever form it
+/// likes. JSON has no numbers that are not finite.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Notes {
+    /// Of the learning rate.
+    pub schedule: Value,
+    /// Of random numbers that all ranks draw alike.
+    pub rng: Value,
+    /// How far the data has been read.
+    pub data: Value,
+    /// What this rank has for itself. It is loaded in a world of the same size alone.
+    pub rank: Value,
+    /// For who looks for a checkpoint later. Versions and the parent are filled in where they are missing.
+    pub registry: Registry,
+}
+
+/// What was loaded.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Loaded {
+    /// The number of steps taken.
+    pub step: u64,
+    /// Where the checkpoint is.
+    pub place: String,
+    /// What it was saved with.
+    pub notes: Notes,
+    /// What became of each parameter, in the order of [`Zero::layout`](crate::Zero::layout).
+    pub report: LoadReport,
+}
+
+impl Checkpoints {
+    pub(crate) fn new(
+        slot: Arc<Slot>,
+        comm: &Arc<dyn Communicator>,
+        storage: Arc<dyn Storage>,
+        options: SaverOptions,
+    ) -> Result<Self, ZeroError> {
+        let forming = || String::from("forming the group for checkpoints");
+        let (rank, neighbours) = (comm.rank(), comm.ranks_of_host());
+        let first = neighbours.first().copied().unwrap_or(rank).index() as u64;
+        let all = comm.split(Some(0), rank.index() as u64, "checkpoints").during(forming)?;
+        let host = comm.split(Some(first), rank.index() as u64, "checkpoints of a host").during(forming)?;
+        // Every rank named a color, so every rank is in a group.
+        let [all, host] = [all, host].map(|group| Group(group.unwrap_or_else(|| Arc::clone(comm))));
+        let group = Arc::new(all);
+        let saver = Saver::new(Arc::clone(&storage), Arc::clone(&group) as Arc<dyn Coordinator>, options)?;
+        Ok(Self { slot, storage, group, host, saver, parent: None })
+    }
+
+    /// Saves, and returns when the checkpoint is there. Collective.
+    ///
+    /// A [delayed](crate::Offload::delayed_update) update is ended first. A checkpoint of the same step is replaced.
+    ///
+    /// # Errors
+    ///
+    /// [`ZeroError::ForeignOptimizer`], [`ZeroError::GradientsPending`] between a backward and its step,
+    /// [`ZeroError::RunningState`], [`ZeroError::StateNotSaved`], with [`ZeroError::RefusedElsewhere`] on the other ranks;
+    /// [`ZeroError::Checkpoint`], on all ranks, if storage fails, if it has a checkpoint of that step and cannot replace
+    /// it at once, or if an earlier save failed and nobody has been told; those of [`ZeroOptimizer::flush`].
+    pub fn save<O: ShardOptimizer>(
+        &mut self,
+        optimizer: &mut ZeroOptimizer<O>,
+        notes: &Notes,
+    ) -> Result<Saved, ZeroError> {
+        let engine = self.ready(optimizer)?;
+        let notes = self.completed(notes);
+        let saver = &mut self.saver;
+        contents::with(&engine, optimizer, notes, |contents| Ok(saver.save(contents)?))
+    }
+
+    /// Copies what is to be saved, and returns; it is written while training goes on. Collective.
+    ///
+    /// The copy takes as much memory as is saved, and is kept for the next save.
+    ///
+    /// # Errors
+    ///
+    /// As [`save`](Self::save); what goes wrong later is told by the [`Pending`], or by the next call.
+    pub fn save_async<O: ShardOptimizer>(
+        &mut self,
+        optimizer: &mut ZeroOptimizer<O>,
+        notes: &Notes,
+    ) -> Result<Pending, ZeroError> {
+        let engine = self.ready(optimizer)?;
+        let notes = self.completed(notes);
+        let saver = &mut self.saver;
+        contents::with(&engine, optimizer, notes, |contents| Ok(saver.save_async(contents)?))
+    }
+
+    /// Waits for the save that goes on beside training, if one does, and gives what it wrote.
+    ///
+    /// # Errors
+    ///
+    /// [`ZeroError::Checkpoint`]: its error, if nobody has been told.
+    pub fn finish(&mut self) -> Result<Option<Saved>, ZeroError> {
+        Ok(self.saver.finish()?)
+    }
+
+    /// Loads the checkpoint of `step`, or the newest, into the model and its optimizer. Collective.
+    ///
+    /// The optimizer counts steps as when it was saved, and the loss scale goes on from there. Parameters belong to the
+    /// group that they belonged to, if there is one of that pattern; groups have their rates again, and keep the
+    /// hyper-parameters that they were made with.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`save`](Self::save) that come before anything is written. [`ZeroError::Checkpoint`] if there is none, or
+    /// if it and the model do not go together, where `options` do not allow it: then nothing has changed. If storage
+    /// fails later, parameters are of two kinds, and the engine ends.
+    pub fn load<O: ShardOptimizer>(
+        &mut self,
+        optimizer: &mut ZeroOptimizer<O>,
+        step: Option<u64>,
+        options: &LoadOptions,
+    ) -> Result<Loaded, ZeroError> {
+        let engine = self.ready(optimizer)?;
+        let saved = self.saver.finish().map(drop);
+        engine.together(saved.map_err(ZeroError::from))?;
+        let checkpoint = Checkpoint::open_together(Arc::clone(&self.storage), step, self.group.as_ref())?;
+        let report = restore::restore(&engine, optimizer, &checkpoint, options, &self.host)?;
+        self.parent = Some(checkpoint.place());
+        let manifest = checkpoint.manifest();
+        let is_same_world = manifest.world_size() == engine.world();
+        let rank = manifest.ranks.get(engine.comm.rank().index()).filter(|_| is_same_world);
+        let training = manifest.training.clone();
+        Ok(Loaded {
+            step: manifest.step,
+            place: checkpoint.place(),
+            notes: Notes {
+                schedule: training.schedule,
+                rng: training.rng,
+                data: training.data,
+                rank: rank.cloned().unwrap_or_default(),
+                registry: manifest.registry.clone(),
+            },
+            report,
+        })
+    }
+
+    /// The engine, if it and the optimizer can be saved and loaded now, on all ranks.
+    fn ready<O: ShardOptimizer>(&self, optimizer: &mut ZeroOptimizer<O>) -> Result<Arc<Engine>, ZeroError> {
+        let engine = self.slot.get()?;
+        let ready = engine.check().and_then(|()| {
+            optimizer.attend(&self.slot)?;
+            engine.check_saved()
+        });
+        engine.together(ready)?;
+        optimizer.flush()?;
+        engine.together(engine.check_no_gradients())?;
+        engine.settle_renewals()?;
+        Ok(engine)
+    }
+
+    fn completed(&self, notes: &Notes) -> Notes {
+        let mut notes = notes.clone();
+        if notes.registry.parent.is_none() {
+            notes.registry.parent.clone_from(&self.parent);
+        }
+        let frameworks = &mut notes.registry.frameworks;
+        frameworks
+            .entry(env!("CARGO_PKG_NAME").to_owned())
+            .or_insert_with(|| env!("CARGO_PKG_VERSION").into());
+        notes
+    }
+}
+
+/// A communicator for what the ranks of a checkpoint tell each other.
+#[derive(Debug)]
+struct Group(Arc<dyn Communicator>);
+
+const LABEL: &str = "checkpoint";
+
+impl Coordinator for Group {
+    fn rank(&self) -> Rank {
+        self.0.rank()
+    }
+
+    fn world_size(&self) -> WorldSize {
+        self.0.world_size()
+    }
+
+    fn gather(&self, bytes: &[u8]) -> Result<Option<Vec<Vec<u8>>>, BoxError> {
+        let counts: Vec<_> = self.0.all_gather_value(bytes.len() as i64, LABEL)?;
+        let is_root = self.rank() == Rank::ROOT;
+        let mut sent = vec![0; counts.len()];
+        sent[Rank::ROOT.index()] = bytes.len();
+        let received: Vec<_> = counts.iter().map(|count| if is_root { *count as usize } else { 0 }).collect();
+        let mut all = vec![0_u8; received.iter().sum()];
+        self.0.all_to_all_uneven(bytes, &sent, &mut all, &received, LABEL)?;
+        if !is_root {
+            return Ok(None);
+        }
+        let mut rest = all.as_slice();
+        let parts = received.iter().map(|&count| {
+            let (part, after) = rest.split_at(count);
+            rest = after;
+            part.to_vec()
+        });
+        Ok(Some(parts.collect()))
+    }
+
+    fn broadcast(&self, root: Rank, bytes: &mut [u8]) -> Result<(), BoxError> {
+        Ok(self.0.broadcast(bytes, root, LABEL)?)
+    }
+}
+
+/// What an optimizer and an engine have to tell besides tensors.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Progress {
+    pub(crate) steps: u64,
+    pub(crate) skipped: u64,
+    /// Scalars of states, by parameter.
+    pub(crate) scalars: BTreeMap<String, Map<String, Value>>,
+}
+
+impl Progress {
+    pub(crate) fn to_json(&self) -> Value {
+        let Self { steps, skipped, scalars } = self;
+        json!({ "steps": steps, "skipped": skipped, "scalars": scalars })
+    }
+
+    pub(crate) fn from_json(value: &Value) -> Result<Self, ZeroError> {
+        let odd = || ZeroError::OddCheckpoint {
+            reason: format!("its `training.optimizer` is {value}, not what an engine writes"),
+        };
+        let number = |key: &str| value.get(key).and_then(Value::as_u64).ok_or_else(odd);
+        let scalars = value.get("scalars").cloned().unwrap_or_default();
+        Ok(Self {
+            steps: number("steps")?,
+            skipped: number("skipped")?,
+            scalars: serde_json::from_value(scalars).map_err(|_| odd())?,
+        })
+    }
+}
+
+/// The loss scale that a checkpoint was saved with, under the policy of `engine`; `None` if it has none.
+pub(crate) fn loss_scale(engine: &Engine, value: &Value) -> Result<Option<LossScale>, ZeroError> {
+    if value.is_null() {
+        return Ok(None);
+    }
+    let saved: LossScale = serde_json::from_value(value.clone()).map_err(|error| {
+        ZeroError::OddCheckpoint { reason: format!("its `training.loss_scale` cannot be read: {error}") }
+    })?;
+    Ok(Some(saved.with_scaling(engine.config.loss_scaling())))
+}
+
+impl Engine {
+    pub(crate) fn set_loss_scale(&self, scale: LossScale) {
+        *lock(&self.scale) = scale;
+    }
+
+    /// Refuses a model with state that no checkpoint holds.
+    fn check_saved(&self) -> Result<(), ZeroError> {
+        match lock(&self.running_state).first() {
+            Some(name) => Err(ZeroError::RunningState { name: name.clone() }),
+            None => Ok(()),
+        }
+    }
+}

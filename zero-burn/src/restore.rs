@@ -1,0 +1,284 @@
+//! From a checkpoint to the shards and states of this rank.
+
+use std::cell::RefCell;
+
+use serde_json::Map;
+use zero_checkpoint::{
+    BoxError, Checkpoint, Coordinator, LoadOptions, LoadReport, Target, Wanted, WantedParameter, WantedState,
+    WriteBytes,
+};
+use zero_core::{DType, LossScale, ParameterIndex};
+
+use crate::ZeroError;
+use crate::checkpoints::{Progress, loss_scale};
+use crate::contents::rate_from;
+use crate::engine::Engine;
+use crate::exclusive::Exclusive;
+use crate::floats::burn_dtype;
+use crate::group::Group;
+use crate::held::Updated;
+use crate::kept::{Kept, pieces};
+use crate::optimizer::ZeroOptimizer;
+use crate::rule::{Host, ShardOptimizer};
+
+/// Tensors of a state, by name and type.
+type Tensors = Vec<(String, DType)>;
+
+/// What becomes of this rank's shards.
+type Shards = Vec<(ParameterIndex, Updated)>;
+
+/// Loads `checkpoint`, which all ranks have opened, on all ranks or on none. `host` has the ranks of this host.
+pub(crate) fn restore<O: ShardOptimizer>(
+    engine: &Engine,
+    optimizer: &mut ZeroOptimizer<O>,
+    checkpoint: &Checkpoint,
+    options: &LoadOptions,
+    host: &dyn Coordinator,
+) -> Result<LoadReport, ZeroError> {
+    let plan = engine.together(Plan::new(engine, optimizer, checkpoint, options, host))?;
+    let _updating = engine.phase.begin_update();
+    let loaded = plan.load(engine, optimizer, checkpoint, options, host);
+    let (report, shards) = engine.together(loaded).inspect_err(|error| engine.break_off(error))?;
+    if options.optimizer {
+        plan.end(engine, optimizer, checkpoint);
+    }
+    engine.replace_shards(shards, &[])?;
+    Ok(report)
+}
+
+/// What is to be loaded, known to be there and to go together with the model.
+struct Plan {
+    /// Of the optimizer's states, by parameter.
+    tensors: Vec<Tensors>,
+    /// By parameter.
+    group_of: Vec<usize>,
+    progress: Progress,
+    scale: Option<LossScale>,
+}
+
+impl Plan {
+    fn new<O: ShardOptimizer>(
+        engine: &Engine,
+        optimizer: &ZeroOptimizer<O>,
+        checkpoint: &Checkpoint,
+        options: &LoadOptions,
+        host: &dyn Coordinator,
+    ) -> Result<Self, ZeroError> {
+        let mut plan = Self {
+            tensors: vec![Tensors::new(); engine.layout.parameters().len()],
+            group_of: optimizer.group_of.clone(),
+            progress: Progress::default(),
+            scale: None,
+        };
+        let planned =
+            if options.optimizer { plan.take_states(engine, optimizer, checkpoint) } else { Ok(()) };
+        // Asks for no element, and so reads none. The ranks of the host take part even if this one has failed.
+        let parameters = engine.layout.parameters().iter().zip(&plan.tensors);
+        let nothing = |dtype| Target::bytes(dtype, &mut []);
+        let wanted = parameters.map(|(parameter, tensors)| WantedParameter {
+            spec: parameter.spec().clone(),
+            range: 0..0,
+            values: nothing(DType::F32),
+            states: tensors
+                .iter()
+                .map(|(name, dtype)| WantedState { name: name.clone(), target: nothing(*dtype) })
+                .collect(),
+        });
+        let checked = checkpoint.load(Wanted { parameters: wanted.collect() }, options, host);
+        planned?;
+        checked?;
+        Ok(plan)
+    }
+
+    /// Looks for states, and for what else the optimizer needs.
+    fn take_states<O: ShardOptimizer>(
+        &mut self,
+        engine: &Engine,
+        optimizer: &ZeroOptimizer<O>,
+        checkpoint: &Checkpoint,
+    ) -> Result<(), ZeroError> {
+        let manifest = checkpoint.manifest();
+        self.progress = Progress::from_json(&manifest.training.optimizer)?;
+        self.scale = loss_scale(engine, &manifest.training.loss_scale)?;
+        let kept = optimizer.groups.iter().map(|group| group.optimizer.tensors(Host(engine)));
+        let kept: Vec<_> = kept.collect::<Result<_, _>>()?;
+        for (index, parameter) in engine.layout.parameters().iter().enumerate() {
+            let Some(saved) = manifest.parameter(parameter.name()) else { continue };
+            let is_its = |group: &Group<O>| saved.group.as_ref() == Some(&group.pattern);
+            if let Some(group) = optimizer.groups.iter().position(is_its) {
+                self.group_of[index] = group;
+            }
+            if saved.updates > 0 || !saved.states.is_empty() {
+                self.tensors[index].clone_from(&kept[self.group_of[index]]);
+            }
+        }
+        Ok(())
+    }
+
+    /// Loads shards, where nobody sees them yet, and states.
+    fn load<O: ShardOptimizer>(
+        &self,
+        engine: &Engine,
+        optimizer: &mut ZeroOptimizer<O>,
+        checkpoint: &Checkpoint,
+        options: &LoadOptions,
+        host: &dyn Coordinator,
+    ) -> Result<(LoadReport, Shards), ZeroError> {
+        let parameters = engine.layout.parameters();
+        let shards = parameters.iter().map(|parameter| engine.holdings.take_shard(parameter.index()));
+        let mut shards: Vec<_> = shards.map(Exclusive::new).collect();
+        let (states, failed) = match self.blanks(engine, optimizer) {
+            Ok(states) => (states, None),
+            // What is asked for then has no place to go to, which all ranks of the host are told.
+            Err(error) => (parameters.iter().map(|_| None).collect(), Some(error)),
+        };
+        let values = shards.iter_mut().zip(parameters).map(|(shard, parameter)| Values {
+            engine,
+            parameter: parameter.index(),
+            in_memory: bytemuck::cast_slice_mut(shard.values()),
+        });
+        let mut values: Vec<_> = values.collect();
+        let mut state_tensors: Vec<Vec<_>> = states
+            .iter()
+            .zip(&self.tensors)
+            .map(|(state, tensors)| {
+                (0..tensors.len()).map(|tensor| StateTensor { state: state.as_ref(), tensor }).collect()
+            })
+            .collect();
+        let targets = values.iter_mut().zip(&mut state_tensors).zip(&self.tensors);
+        let wanted = parameters.iter().zip(targets).map(|(parameter, ((values, states), tensors))| {
+            let states = states.iter_mut().zip(tensors).map(|(state, (name, dtype))| WantedState {
+                name: name.clone(),
+                target: Target::elsewhere(*dtype, state),
+            });
+            WantedParameter {
+                spec: parameter.spec().clone(),
+                range: engine.holdings.owned(parameter.index()),
+                values: Target::elsewhere(DType::F32, values),
+                states: states.collect(),
+            }
+        });
+        let loaded = checkpoint.load(Wanted { parameters: wanted.collect() }, options, host);
+        if let Some(error) = failed {
+            return Err(error);
+        }
+        let report = loaded?;
+        drop((values, state_tensors));
+        if options.optimizer {
+            let states = states.into_iter().map(|state| state.map(RefCell::into_inner));
+            self.take_up(engine, optimizer, &report, states)?;
+        }
+        let shards = shards.into_iter().zip(parameters).map(|(shard, parameter)| {
+            let shard = shard.into_tensor(&engine.device);
+            let copy = match engine.masters_on_disk().filter(|_| engine.is_mixed()) {
+                Some(_) => Some(engine.with_disk(parameter.index(), shard.clone())?),
+                None => None,
+            };
+            let copy = copy.map(|all| all.cast(burn_dtype(engine.config.precision.compute)));
+            Ok((parameter.index(), Updated { shard, copy }))
+        });
+        Ok((report, shards.collect::<Result<_, ZeroError>>()?))
+    }
+
+    /// States to be filled, where this rank has elements whose states are saved.
+    fn blanks<O: ShardOptimizer>(
+        &self,
+        engine: &Engine,
+        optimizer: &mut ZeroOptimizer<O>,
+    ) -> Result<Vec<Option<RefCell<O::State>>>, ZeroError> {
+        let nothing = Map::new();
+        let parameters = engine.layout.parameters().iter().zip(&self.tensors);
+        let blanks = parameters.map(|(parameter, tensors)| {
+            let index = parameter.index();
+            if tensors.is_empty() || engine.holdings.owned(index).is_empty() {
+                return Ok(None);
+            }
+            let old = optimizer.states[index.index()].take();
+            let scalars = self.progress.scalars.get(parameter.name()).unwrap_or(&nothing);
+            let rule = &optimizer.groups[self.group_of[index.index()]].optimizer;
+            Ok(Some(RefCell::new(rule.blank(Host(engine), index, old, scalars)?)))
+        });
+        blanks.collect()
+    }
+
+    /// Gives the optimizer its states; what was not saved, or not loaded, begins anew.
+    fn take_up<O: ShardOptimizer>(
+        &self,
+        engine: &Engine,
+        optimizer: &mut ZeroOptimizer<O>,
+        report: &LoadReport,
+        states: impl Iterator<Item = Option<O::State>>,
+    ) -> Result<(), ZeroError> {
+        for ((index, loaded), state) in report.parameters.iter().enumerate().zip(states) {
+            let has_states = self.tensors[index].is_empty() || loaded.states.contains(&true);
+            optimizer.updates[index] = if has_states { loaded.updates } else { 0 };
+            optimizer.states[index] = match state {
+                Some(state) if loaded.states.contains(&true) => Some(state),
+                _ => {
+                    // What is there gives its room back first.
+                    optimizer.states[index] = None;
+                    let rule = &optimizer.groups[self.group_of[index]].optimizer;
+                    rule.begin(Host(engine), ParameterIndex::new(index))?
+                }
+            };
+        }
+        Ok(())
+    }
+
+    /// Gives the optimizer and the engine what is no tensor.
+    fn end<O: ShardOptimizer>(
+        self,
+        engine: &Engine,
+        optimizer: &mut ZeroOptimizer<O>,
+        checkpoint: &Checkpoint,
+    ) {
+        (optimizer.step, optimizer.skipped) = (self.progress.steps, self.progress.skipped);
+        optimizer.group_of = self.group_of;
+        optimizer.count_states();
+        for group in &mut optimizer.groups {
+            let saved = checkpoint.manifest().groups.iter().find(|saved| saved.name == group.pattern);
+            if let Some(rate) = saved.and_then(|saved| rate_from(&saved.hyper_parameters)) {
+                group.rate = rate;
+            }
+        }
+        if let Some(scale) = self.scale {
+            engine.set_loss_scale(scale);
+        }
+    }
+}
+
+/// Where this rank's master weights of a parameter go: into memory, and the rest to a disk.
+struct Values<'a> {
+    engine: &'a Engine,
+    parameter: ParameterIndex,
+    in_memory: &'a mut [u8],
+}
+
+impl WriteBytes for Values<'_> {
+    fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<(), BoxError> {
+        let lengths = [self.in_memory.len() as u64, u64::MAX / 2];
+        for piece in pieces(lengths, offset, bytes.len()) {
+            let from = &bytes[piece.bytes];
+            match (piece.place, self.engine.masters_on_disk()) {
+                (1, Some(masters)) => masters.write(self.parameter, piece.offset, from)?,
+                _ => self.in_memory[piece.offset as usize..][..from.len()].copy_from_slice(from),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Where one tensor of a state goes; nowhere if this rank has no elements.
+struct StateTensor<'a, S> {
+    state: Option<&'a RefCell<S>>,
+    tensor: usize,
+}
+
+impl<S: Kept> WriteBytes for StateTensor<'_, S> {
+    fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<(), BoxError> {
+        match self.state {
+            Some(state) => state.borrow_mut().write(self.tensor, offset, bytes),
+            None => Err("there is no place for it".into()),
+        }
+    }
+}
