@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
 use zero_checkpoint::{
-    BoxError, Checkpoint, Coordinator, LoadOptions, LoadReport, Pending, Registry, Saved, Saver,
-    SaverOptions, Storage,
+    BoxError, Checkpoint, CheckpointError, Coordinator, LoadOptions, LoadReport, Pending, Registry, Saved,
+    Saver, SaverOptions, Storage,
 };
 use zero_comm::{Communicator, CommunicatorExt};
 use zero_core::{LossScale, Rank, WorldSize};
@@ -156,6 +156,26 @@ impl Checkpoints {
     /// [`ZeroError::Checkpoint`]: its error, if nobody has been told.
     pub fn finish(&mut self) -> Result<Option<Saved>, ZeroError> {
         Ok(self.saver.finish()?)
+    }
+
+    /// The step of the newest checkpoint, if there is one. Collective.
+    ///
+    /// # Errors
+    ///
+    /// [`ZeroError::Checkpoint`] if storage fails, with [`ZeroError::RefusedElsewhere`] on the other ranks;
+    /// [`ZeroError::NotSharded`].
+    pub fn newest(&self) -> Result<Option<u64>, ZeroError> {
+        let engine = self.slot.get()?;
+        let is_root = engine.comm.rank() == Rank::ROOT;
+        let newest = match is_root.then(|| Checkpoint::open_latest(Arc::clone(&self.storage))) {
+            Some(Ok(checkpoint)) => Ok([1, checkpoint.manifest().step as i64]),
+            Some(Err(CheckpointError::NoCheckpoint { .. })) | None => Ok([0, 0]),
+            Some(Err(error)) => Err(error.into()),
+        };
+        let mut newest = engine.together(newest)?;
+        let told = engine.comm.broadcast(&mut newest, Rank::ROOT, "the newest checkpoint");
+        engine.fail(told.during(|| String::from("looking for a checkpoint")))?;
+        Ok((newest[0] == 1).then_some(newest[1] as u64))
     }
 
     /// Loads the checkpoint of `step`, or the newest, into the model and its optimizer. Collective.

@@ -1,6 +1,7 @@
 //! The command line.
 
 use std::fmt;
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 use clap::Parser;
@@ -62,6 +63,18 @@ pub struct Flags {
     /// File for a trace of what each rank did when, for chrome://tracing or ui.perfetto.dev.
     #[arg(long, value_name = "FILE", conflicts_with = "plain")]
     pub(crate) trace: Option<PathBuf>,
+    /// Folder for checkpoints; the last step is saved in any case.
+    #[arg(long, value_name = "DIR", conflicts_with = "plain")]
+    pub(crate) checkpoint_dir: Option<PathBuf>,
+    /// Saves every so many steps, beside training.
+    #[arg(long, value_name = "N", requires = "checkpoint_dir")]
+    pub(crate) save_every: Option<NonZeroUsize>,
+    /// Keeps so many checkpoints, the newest; all by default.
+    #[arg(long, value_name = "K", requires = "checkpoint_dir")]
+    pub(crate) keep: Option<NonZeroUsize>,
+    /// Goes on from the newest checkpoint, if there is one; ranks, stage and offload may differ from those that saved it.
+    #[arg(long, requires = "checkpoint_dir")]
+    pub(crate) resume: bool,
     /// Trains with Burn alone, without ZeRO, for comparison.
     #[arg(long, conflicts_with_all = ["ranks", "stage"])]
     pub(crate) plain: bool,

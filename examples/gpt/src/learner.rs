@@ -45,6 +45,24 @@ pub trait Learner {
     /// When another rank fails.
     fn step(&mut self, step: usize, corpus: &Corpus) -> Result<Progress>;
 
+    /// Takes note that so many steps have been taken.
+    ///
+    /// # Errors
+    ///
+    /// When a checkpoint cannot be written, or another rank fails.
+    fn after_step(&mut self, _steps: usize) -> Result<()> {
+        Ok(())
+    }
+
+    /// Takes note that these were all steps.
+    ///
+    /// # Errors
+    ///
+    /// As [`after_step`](Self::after_step).
+    fn finish(&mut self, _steps: usize) -> Result<()> {
+        Ok(())
+    }
+
     /// Mean cross-entropy of `rows`, in nats per byte, after what goes on beside the steps has ended.
     ///
     /// # Errors

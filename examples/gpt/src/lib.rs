@@ -17,7 +17,7 @@
 //!   what a `ds_config.json` says.
 //! - [`learner`]: what the two ways to train have in common: [`sharded`] and [`plain`]; [`update`], [`rates`]: optimizers
 //!   and learning rates.
-//! - [`run`]: the whole run; [`observer`], [`metrics`], [`trace`], [`report`], [`sample`], [`chart`]: what comes out of
+//! - [`saving`]: its checkpoints; [`run`]: the whole run; [`observer`], [`metrics`], [`trace`], [`report`], [`sample`], [`chart`]: what comes out of
 //!   it.
 
 #[macro_use]
@@ -37,6 +37,7 @@ pub mod report;
 pub mod rows;
 pub mod run;
 pub mod sample;
+pub mod saving;
 pub mod settings;
 pub mod sharded;
 pub mod trace;

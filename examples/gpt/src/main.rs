@@ -20,8 +20,10 @@ fn main() -> ExitCode {
         // `--help` and `--version` arrive as errors, too.
         Err(error) if !error.use_stderr() => error.exit(),
         Err(error) => {
+            // Up to the usage, in one line.
             let told = error.to_string();
-            eprintln!("{}; see --help", told.lines().next().unwrap_or("error: bad flags"));
+            let cause = told.lines().take_while(|line| !line.is_empty()).map(str::trim);
+            eprintln!("{}; see --help", cause.collect::<Vec<_>>().join(" "));
             return ExitCode::from(2);
         }
     };

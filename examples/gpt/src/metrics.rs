@@ -1,7 +1,7 @@
 //! One JSON object per step and line.
 
-use std::fs::File;
-use std::io::Write as _;
+use std::fs::{File, OpenOptions};
+use std::io::{Read as _, Seek as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -93,21 +93,52 @@ impl Record {
 
 /// The open file, or nothing where no metrics were asked for.
 #[derive(Debug)]
-pub struct Metrics(Option<(PathBuf, File)>);
+pub struct Metrics(Option<Open>);
+
+#[derive(Debug)]
+struct Open {
+    path: PathBuf,
+    file: File,
+    /// Whether a run before this one may have written to it.
+    resumes: bool,
+}
 
 impl Metrics {
-    /// Creates the file.
+    /// Makes the file, or opens the one that a run before this has made if this one `resumes` it.
     ///
     /// # Errors
     ///
-    /// When it cannot be created.
-    pub fn create(path: Option<&Path>) -> Result<Self> {
+    /// When it cannot be written.
+    pub fn open(path: Option<&Path>, resumes: bool) -> Result<Self> {
         let open = |path: &Path| {
-            let file =
-                File::create(path).with_context(|| format!("cannot write metrics to {}", path.display()))?;
-            Ok::<_, anyhow::Error>((path.to_owned(), file))
+            let mut options = OpenOptions::new();
+            options.read(resumes).write(true).create(true).truncate(!resumes);
+            let file = options.open(path).with_context(|| write_failed(path))?;
+            Ok::<_, anyhow::Error>(Open { path: path.to_owned(), file, resumes })
         };
         Ok(Self(path.map(open).transpose()?))
+    }
+
+    /// Keeps the lines of the first `taken` steps, to go on after them; a line that was cut off goes.
+    ///
+    /// # Errors
+    ///
+    /// When the file cannot be read or written.
+    pub fn keep(&mut self, taken: usize) -> Result<()> {
+        let Some(Open { path, file, resumes: true }) = &mut self.0 else { return Ok(()) };
+        let mut text = String::new();
+        file.read_to_string(&mut text).with_context(|| format!("cannot read {}", path.display()))?;
+        let is_kept = |line: &&str| {
+            let record: Option<serde_json::Value> = serde_json::from_str(line).ok();
+            record.and_then(|record| record["step"].as_u64()).is_some_and(|step| step <= taken as u64)
+        };
+        let kept: String = text.lines().filter(is_kept).flat_map(|line| [line, "\n"]).collect();
+        let mut rewrite = || {
+            file.set_len(0)?;
+            file.rewind()?;
+            file.write_all(kept.as_bytes())
+        };
+        if kept == text { Ok(()) } else { rewrite().with_context(|| write_failed(path)) }
     }
 
     /// Appends one line.
@@ -116,11 +147,15 @@ impl Metrics {
     ///
     /// When it cannot be written.
     pub fn write(&mut self, record: &Record) -> Result<()> {
-        let Some((path, file)) = &mut self.0 else { return Ok(()) };
+        let Some(Open { path, file, .. }) = &mut self.0 else { return Ok(()) };
         let mut line = serde_json::to_vec(record)?;
         line.push(b'\n');
-        file.write_all(&line).with_context(|| format!("cannot write metrics to {}", path.display()))
+        file.write_all(&line).with_context(|| write_failed(path))
     }
+}
+
+fn write_failed(path: &Path) -> String {
+    format!("cannot write metrics to {}", path.display())
 }
 
 #[cfg(test)]

@@ -33,6 +33,16 @@ impl Observer {
         Self { bar, metrics, lines }
     }
 
+    /// Goes on after so many steps.
+    ///
+    /// # Errors
+    ///
+    /// When the metrics cannot be read or written.
+    pub fn resume(&mut self, taken: usize) -> Result<()> {
+        self.bar.set_position(taken as u64);
+        self.metrics.keep(taken)
+    }
+
     /// Takes in what a step gave that took so long; `step` counts from 0.
     ///
     /// # Errors

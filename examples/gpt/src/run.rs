@@ -52,7 +52,8 @@ pub fn run(settings: &Settings) -> Result<ExitCode> {
             bail!("the {what} would overwrite {}, which is in the corpus", path.display());
         }
     }
-    let metrics = Metrics::create(settings.metrics.as_deref().filter(|_| speaks))?;
+    let resumes = settings.checkpoints.as_ref().is_some_and(|checkpoints| checkpoints.resume);
+    let metrics = Metrics::open(settings.metrics.as_deref().filter(|_| speaks), resumes)?;
     let trace = settings.trace.as_deref().filter(|_| speaks).map(TraceFile::create).transpose()?;
     if speaks {
         if let Some((_, report)) = &followed {
@@ -70,7 +71,7 @@ pub fn run(settings: &Settings) -> Result<ExitCode> {
         say!("training with Burn alone, {} rows per step", settings.train.batch);
         let mut learner = Plain::new(settings, device.clone())?;
         let observer = Observer::new(settings, metrics);
-        let curve = train_steps(&mut learner, settings, &corpus, Some(observer))?;
+        let curve = train_steps(&mut learner, settings, &corpus, Some(observer), 0)?;
         finish(&learner, settings, &curve, &device)?;
         return Ok(ExitCode::SUCCESS);
     }
@@ -97,7 +98,11 @@ pub fn run(settings: &Settings) -> Result<ExitCode> {
                 true => std::mem::take(&mut *reporting.lock().map_err(|_| anyhow!("a rank failed"))?),
                 false => (None, None),
             };
-            let curve = train_steps(&mut learner, settings, &corpus, observer)?;
+            let (taken, told) = learner.resume(&corpus)?;
+            if let (true, Some(told)) = (root, told) {
+                say!("{told}");
+            }
+            let curve = train_steps(&mut learner, settings, &corpus, observer, taken)?;
             if settings.trace.is_some() {
                 let timeline = Timeline::collect(learner.zero())?;
                 if let Some(file) = trace {
@@ -144,17 +149,23 @@ fn train_steps(
     settings: &Settings,
     corpus: &Corpus,
     mut observer: Option<Observer>,
+    taken: usize,
 ) -> Result<Curve> {
+    if let Some(observer) = &mut observer {
+        observer.resume(taken)?;
+    }
     let mut train = Vec::new();
     let mut last = Progress { loss: f64::NAN, grad_norm: f64::NAN, lr: f64::NAN, engine: None };
-    for step in 0..settings.train.steps {
+    for step in taken..settings.train.steps {
         let begin = Instant::now();
         last = learner.step(step, corpus)?;
         train.push(last.loss);
         if let Some(observer) = &mut observer {
             observer.step(step, &last, settings, begin.elapsed())?;
         }
+        learner.after_step(step + 1)?;
     }
+    learner.finish(taken.max(settings.train.steps))?;
     if let Some(observer) = observer {
         observer.finish();
     }

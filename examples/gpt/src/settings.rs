@@ -15,6 +15,7 @@ use crate::flags::{Flags, Kind};
 use crate::learner::{BETAS, EPSILON};
 use crate::model::GptConfig;
 use crate::rates::Rates;
+use crate::saving::CheckpointSettings;
 use crate::train_config::TrainConfig;
 use crate::update;
 
@@ -39,6 +40,8 @@ pub struct Settings {
     pub metrics: Option<PathBuf>,
     /// Where the trace goes.
     pub trace: Option<PathBuf>,
+    /// Where checkpoints go.
+    pub checkpoints: Option<CheckpointSettings>,
     /// Burn alone.
     pub plain: bool,
     /// The number of ranks, if the command line gives it.
@@ -66,6 +69,12 @@ impl Settings {
             deepspeed: flags.deepspeed_config.as_deref().map(DeepSpeedFile::read).transpose()?,
             metrics: flags.metrics,
             trace: flags.trace,
+            checkpoints: flags.checkpoint_dir.map(|folder| CheckpointSettings {
+                folder,
+                every: flags.save_every,
+                keep: flags.keep,
+                resume: flags.resume,
+            }),
             plain: flags.plain,
             ranks: flags.ranks,
             processes: flags.processes,

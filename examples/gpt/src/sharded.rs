@@ -15,6 +15,7 @@ use crate::corpus::Corpus;
 use crate::learner::{EngineProgress, Learner, Progress, evaluate};
 use crate::model::Gpt;
 use crate::rows::Rows;
+use crate::saving::Saving;
 use crate::settings::Settings;
 use crate::update;
 
@@ -25,6 +26,7 @@ pub struct Sharded {
     zero: Zero,
     model: Gpt,
     optimizer: ZeroOptimizer<Fused>,
+    saving: Option<Saving>,
 }
 
 impl Sharded {
@@ -38,7 +40,18 @@ impl Sharded {
         let model = zero.shard(|device| settings.model.init(device))?;
         let optimizer = zero.optimizer(update::fused(&settings.optimizer)?)?;
         zero.set_tracing(settings.trace.is_some())?;
-        Ok(Self { settings: settings.clone(), zero, model, optimizer })
+        Ok(Self { settings: settings.clone(), zero, model, optimizer, saving: None })
+    }
+
+    /// Makes ready to save, and goes on from a checkpoint if the settings say so: gives the steps taken, and what to tell.
+    ///
+    /// # Errors
+    ///
+    /// When a checkpoint cannot be read or does not fit the model, or another rank fails.
+    pub fn resume(&mut self, corpus: &Corpus) -> Result<(usize, Option<String>)> {
+        let Some(checkpoints) = &self.settings.checkpoints else { return Ok((0, None)) };
+        let saving = Saving::new(&self.settings, checkpoints, &self.zero, corpus)?;
+        self.saving.insert(saving).resume(&mut self.optimizer)
     }
 
     /// The engine.
@@ -122,6 +135,16 @@ impl Learner for Sharded {
         };
         self.zero.reset_gathered_peak()?;
         Ok(Progress { loss: outcome.loss, grad_norm: outcome.grad_norm, lr, engine: Some(engine) })
+    }
+
+    fn after_step(&mut self, steps: usize) -> Result<()> {
+        let Self { saving, optimizer, .. } = self;
+        saving.as_mut().map_or(Ok(()), |saving| saving.after_step(steps, optimizer))
+    }
+
+    fn finish(&mut self, steps: usize) -> Result<()> {
+        let Self { saving, optimizer, .. } = self;
+        saving.as_mut().map_or(Ok(()), |saving| saving.finish(steps, optimizer))
     }
 
     fn evaluate(&mut self, rows: &Rows) -> Result<f64> {
