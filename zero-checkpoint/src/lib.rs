@@ -41,6 +41,7 @@
 //!     Wanted {
 //!         parameters: vec![WantedParameter {
 //!             spec,
+//!             layout: WeightLayout::InOut,
 //!             range: 3..6,
 //!             values: Target::f32(&mut values),
 //!             states: vec![WantedState {
@@ -85,12 +86,14 @@ mod coordinator;
 mod digest;
 mod error;
 mod folder;
+mod import;
 mod load;
 mod manifest;
 mod memory;
 mod positioned;
 mod save;
 mod storage;
+mod tools;
 mod transpose;
 mod weights;
 
@@ -98,6 +101,7 @@ pub use bytes::{Data, ReadBytes, Target, WriteBytes};
 pub use coordinator::{BoxError, Coordinator, Solo};
 pub use digest::{Digest, NotADigest};
 pub use error::CheckpointError;
+pub use import::{NameMap, NameMapError, PublishedWeights};
 pub use load::{
     Allow, Checkpoint, Difference, LoadOptions, LoadReport, LoadedParameter, Wanted, WantedParameter,
     WantedState,
@@ -107,10 +111,15 @@ pub use manifest::{
     TensorRecord, TrainingState, WeightLayout,
 };
 pub use save::{
-    Contents, Held, OnBusy, Pending, Retention, Saved, SavedParameter, SavedState, Saver, SaverOptions, prune,
+    Contents, Held, OnBusy, Pending, Retention, Saved, SavedParameter, SavedState, Saver, SaverOptions,
+    prune, superfluous,
 };
 #[cfg(unix)]
 pub use storage::LocalStorage;
 pub use storage::{MemoryStorage, ReadFile, Storage, Usage, WriteFile};
+pub use tools::{
+    Change, ConsolidateOptions, Consolidated, FileLayout, Problem, Progress, Summary, TiedWeights,
+    consolidate, diff, verify,
+};
 pub use transpose::transpose;
 pub use weights::{TensorInfo, WeightsFile};

@@ -65,6 +65,7 @@ impl Storage for LocalStorage {
 
     fn create_folder(&self, folder: &str) -> io::Result<()> {
         let path = self.path(folder);
+        create_durably(&self.root)?;
         fs::create_dir_all(&path)?;
         if !folder.is_empty() {
             File::create(path.join(MARK))?;
@@ -133,6 +134,20 @@ impl Storage for LocalStorage {
             Err(error) => Err(error.into()),
         }
     }
+}
+
+/// Makes a folder and those that it is in; the names of those that were not there are durable.
+fn create_durably(folder: &Path) -> io::Result<()> {
+    if folder.try_exists()? {
+        return Ok(());
+    }
+    let parent = folder.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    create_durably(parent)?;
+    match fs::create_dir(folder) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+        made => made?,
+    }
+    File::open(parent)?.sync_all()
 }
 
 fn is_read_only(error: &io::Error) -> bool {
