@@ -138,11 +138,11 @@ fn a_damaged_chunk_is_named_by_its_place() {
 /// A manifest's bytes with one thing replaced, and the hash that goes with it.
 fn forged(manifest: &Manifest, from: &str, to: &str) -> Vec<u8> {
     let text = String::from_utf8(manifest.to_bytes()).unwrap();
-    let body = text.rsplit_once(",\n  \"hash\"").unwrap().0;
+    let body = text.rsplit_once(",\"hash\"").unwrap().0;
     assert!(body.contains(from), "{from}");
     let body = body.replacen(from, to, 1);
     let hash = zero_checkpoint::Digest::of(body.as_bytes());
-    format!("{body},\n  \"hash\": \"{hash}\"\n}}\n").into_bytes()
+    format!("{body},\"hash\":\"{hash}\"}}\n").into_bytes()
 }
 
 #[test]
@@ -160,32 +160,32 @@ fn manifests_that_make_no_sense_are_refused_with_the_reason() {
         (file, "", "is no name of a file"),
         (file, "rank-00001-of-00002.safetensors", "is there twice"),
         ("\"zero-checkpoint\"", "\"other\"", "its format is `other`"),
-        ("\"end\": 57", "\"end\": 58", "does not follow"),
-        ("\"end\": 57", "\"end\": 56", "does not follow 56 of 114 elements"),
-        ("\"start\": 0", "\"start\": 1", "does not follow 0"),
-        ("\"file\": 0", "\"file\": 7", "a piece is in file 7, of 2"),
-        ("\"offset\": ", "\"offset\": 1", "embedding.weight"),
-        ("\"offset\": ", "\"offset\": 9999999", "lies outside of"),
-        ("\"offset\": ", "\"offset\": 18446744073709551", "manifest"),
-        ("\"chunk_bytes\": 1048576", "\"chunk_bytes\": 1048577", "no power of two"),
-        ("\"chunk_bytes\": 1048576", "\"chunk_bytes\": 1", "no power of two"),
-        ("\"bytes\": ", "\"bytes\": 10000000", "hashes for"),
-        ("\"hash\": \"", "\"hash\": \"0", "32 lower-case"),
-        ("\"size\": 2", "\"size\": 3", "its mesh is not one of 2 ranks"),
-        ("\"size\": 2", "\"size\": 2, \"more\": 0", "unknown field `more`"),
-        ("\"name\": \"embedding.weight\"", "\"name\": \"scale\"", "the path `scale` is there twice"),
-        ("\"name\": \"embedding.weight\"", "\"name\": \"\"", "has an empty path"),
-        ("\"group\": \"decay\"", "\"group\": \"none\"", "in a group `none` that is not there"),
+        ("\"end\":57", "\"end\":58", "does not follow"),
+        ("\"end\":57", "\"end\":56", "does not follow 56 of 114 elements"),
+        ("\"start\":0", "\"start\":1", "does not follow 0"),
+        ("\"file\":0", "\"file\":7", "a piece is in file 7, of 2"),
+        ("\"offset\":", "\"offset\":1", "embedding.weight"),
+        ("\"offset\":", "\"offset\":9999999", "lies outside of"),
+        ("\"offset\":", "\"offset\":18446744073709551", "manifest"),
+        ("\"chunk_bytes\":1048576", "\"chunk_bytes\":1048577", "no power of two"),
+        ("\"chunk_bytes\":1048576", "\"chunk_bytes\":1", "no power of two"),
+        ("\"bytes\":", "\"bytes\":10000000", "hashes for"),
+        ("\"hash\":\"", "\"hash\":\"0", "32 lower-case"),
+        ("\"size\":2", "\"size\":3", "its mesh is not one of 2 ranks"),
+        ("\"size\":2", "\"size\":2,\"more\":0", "unknown field `more`"),
+        ("\"name\":\"embedding.weight\"", "\"name\":\"scale\"", "the path `scale` is there twice"),
+        ("\"name\":\"embedding.weight\"", "\"name\":\"\"", "has an empty path"),
+        ("\"group\":\"decay\"", "\"group\":\"none\"", "in a group `none` that is not there"),
         ("\"first_moment\"", "\"first.moment\"", "has a state named `first.moment`"),
-        ("\"step\": 1", "\"step\": 2", "in the folder of another step"),
-        ("        19,\n", "        4294967296,\n        4294967296,\n", "is too large"),
+        ("\"step\":1", "\"step\":2", "in the folder of another step"),
+        ("[19,6]", "[4294967296,4294967296,6]", "is too large"),
     ] {
         with(&saved.path("manifest.json"), &forged(&manifest, from, to), || {
             let error = saved.checkpoint().unwrap_err().to_string();
             assert!(error.contains(reason), "{from} -> {to}: {error}");
         });
     }
-    let newer = forged(&manifest, "\"format_version\": 1", "\"format_version\": 2");
+    let newer = forged(&manifest, "\"format_version\":1", "\"format_version\":2");
     with(&saved.path("manifest.json"), &newer, || {
         let error = saved.checkpoint().unwrap_err();
         assert!(matches!(error, CheckpointError::NewerVersion { found: 2, known: 1, .. }), "{error}");
@@ -244,11 +244,11 @@ proptest! {
             Checkpoint::open_latest(storage).unwrap().manifest().clone()
         };
         let text = String::from_utf8(manifest.to_bytes()).unwrap();
-        let body = text.rsplit_once(",\n  \"hash\"").unwrap().0;
+        let body = text.rsplit_once(",\"hash\"").unwrap().0;
         let at = at % (body.len() - 6);
         let body = format!("{}{to}{}", &body[..at], &body[at + to.len()..]);
         let hash = zero_checkpoint::Digest::of(body.as_bytes());
-        let forged = format!("{body},\n  \"hash\": \"{hash}\"\n}}\n");
+        let forged = format!("{body},\"hash\":\"{hash}\"}}\n");
         if let Ok(manifest) = Manifest::from_bytes(forged.as_bytes(), "manifest") {
             // What was accepted is written and read back.
             let again = Manifest::from_bytes(&manifest.to_bytes(), "manifest").unwrap();
