@@ -116,6 +116,8 @@ pub use save::{
 };
 #[cfg(unix)]
 pub use storage::LocalStorage;
+#[cfg(feature = "object_store")]
+pub use storage::ObjectStorage;
 pub use storage::{MemoryStorage, ReadFile, Storage, Usage, WriteFile};
 pub use tools::{
     Change, ConsolidateOptions, Consolidated, FileLayout, Problem, Progress, Summary, TiedWeights,
