@@ -35,9 +35,16 @@ const MPI_PROBE: &str = "mpirun --version && mpicc --version && {
 const TORCHRUN: Requirement =
     Requirement { what: "torchrun (PyTorch)", probe: &["torchrun", "--help"], installable: false };
 
+/// The Python that `PYTHON` names, or `python3`: as the tests ask.
+const SAFETENSORS: Requirement = Requirement {
+    what: "Python with numpy and safetensors",
+    probe: &["sh", "-c", "${PYTHON:-python3} -c 'import numpy, safetensors'"],
+    installable: true,
+};
+
 /// All features but `mpi`, which needs a library of the machine.
-const FEATURES: &str =
-    "zero-comm/conformance,zero-comm/fuzzing,zero-comm/launcher,zero-comm/nccl,zero-burn/launcher";
+const FEATURES: &str = "zero-comm/conformance,zero-comm/fuzzing,zero-comm/launcher,zero-comm/nccl,\
+    zero-checkpoint/cli,zero-checkpoint/fuzzing,zero-checkpoint/object_store,zero-burn/launcher";
 
 /// All suites, cheapest first, those that need a tool of their own last. One more is one entry more.
 pub(crate) const SUITES: &[Suite] = &[
@@ -115,6 +122,11 @@ pub(crate) const SUITES: &[Suite] = &[
     // The test runs in any case, but passes where the launcher is missing.
     Suite::new("torchrun", Action::cargo(&["test", "-p", "zero-comm", "--test", "launchers", "torchrun"]))
         .needs(TORCHRUN),
+    Suite::new(
+        "safetensors",
+        Action::cargo(&["test", "-p", "zero-checkpoint", "--test", "python", "--", "--include-ignored"]),
+    )
+    .needs(SAFETENSORS),
     Suite::new("main-job", Action::Call("a few steps of the GPT example", main_job::run)).slow(),
     Suite::new(
         "miri",
