@@ -46,9 +46,16 @@ const AARCH64_PROBE: &str = "qemu-aarch64 --version && aarch64-linux-gnu-gcc --v
     test -d /usr/aarch64-linux-gnu/lib &&
     test -d \"$(rustc --print target-libdir --target aarch64-unknown-linux-gnu)\"";
 
+/// The Python that `PYTHON` names, or `python3`: as the tests ask.
+const SAFETENSORS: Requirement = Requirement {
+    what: "Python with numpy and safetensors",
+    probe: &["sh", "-c", "${PYTHON:-python3} -c 'import numpy, safetensors'"],
+    installable: true,
+};
+
 /// All features but `mpi`, which needs a library of the machine.
-const FEATURES: &str =
-    "zero-comm/conformance,zero-comm/fuzzing,zero-comm/launcher,zero-comm/nccl,zero-burn/launcher";
+const FEATURES: &str = "zero-comm/conformance,zero-comm/fuzzing,zero-comm/launcher,zero-comm/nccl,\
+    zero-checkpoint/cli,zero-checkpoint/fuzzing,zero-checkpoint/object_store,zero-burn/launcher";
 
 /// All suites, cheapest first, those that need a tool of their own last. One more is one entry more.
 pub(crate) const SUITES: &[Suite] = &[
@@ -148,6 +155,11 @@ pub(crate) const SUITES: &[Suite] = &[
         ]),
     )
     .needs(AARCH64),
+    Suite::new(
+        "safetensors",
+        Action::cargo(&["test", "-p", "zero-checkpoint", "--test", "python", "--", "--include-ignored"]),
+    )
+    .needs(SAFETENSORS),
     Suite::new("main-job", Action::Call("a few steps of the GPT example", main_job::run)).slow(),
     Suite::new(
         "miri",

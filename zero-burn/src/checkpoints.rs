@@ -6,10 +6,10 @@ use std::sync::Arc;
 use serde_json::{Map, Value, json};
 use zero_checkpoint::{
     BoxError, Checkpoint, CheckpointError, Coordinator, LoadOptions, LoadReport, Pending, Registry, Saved,
-    Saver, SaverOptions, Storage,
+    Saver, SaverOptions, Storage, WeightLayout,
 };
 use zero_comm::{Communicator, CommunicatorExt};
-use zero_core::{LossScale, Rank, WorldSize};
+use zero_core::{LossScale, ParameterIndex, Rank, WorldSize};
 
 use crate::ZeroError;
 use crate::engine::{Engine, lock};
@@ -327,6 +327,11 @@ pub(crate) fn loss_scale(engine: &Engine, value: &Value) -> Result<Option<LossSc
 }
 
 impl Engine {
+    /// How the elements of a parameter are laid out, compared with PyTorch.
+    pub(crate) fn weight_layout(&self, index: ParameterIndex) -> WeightLayout {
+        if lock(&self.linear)[index.index()] { WeightLayout::InOut } else { WeightLayout::Plain }
+    }
+
     pub(crate) fn set_loss_scale(&self, scale: LossScale) {
         *lock(&self.scale) = scale;
     }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde_json::{Map, Value, json};
 use zero_checkpoint::{
     BoxError, Contents, Data, Facts, Held, MeshAxis, ParameterGroup, ReadBytes, SavedParameter, SavedState,
-    TrainingState, WeightLayout,
+    TrainingState,
 };
 use zero_comm::Region;
 use zero_core::{DType, ParameterIndex, Precision};
@@ -42,7 +42,6 @@ pub(crate) fn with<O: ShardOptimizer, T>(
         })
         .collect();
     let replicated = !engine.config.stage.shards_optimizer() && engine.world() > 1;
-    let linear = lock(&engine.linear).clone();
     let saved = parameters.iter().map(|parameter| {
         let index = parameter.index().index();
         let states = kept(index).iter().zip(&states[index]).map(|((name, dtype), tensor)| SavedState {
@@ -51,7 +50,7 @@ pub(crate) fn with<O: ShardOptimizer, T>(
         });
         SavedParameter {
             spec: parameter.spec().clone(),
-            layout: if linear[index] { WeightLayout::InOut } else { WeightLayout::Plain },
+            layout: engine.weight_layout(parameter.index()),
             group: Some(optimizer.groups[optimizer.group_of[index]].pattern.clone()),
             updates: optimizer.updates[index],
             held: match replicated {

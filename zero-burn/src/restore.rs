@@ -77,6 +77,7 @@ impl Plan {
         let nothing = |dtype| Target::bytes(dtype, &mut []);
         let wanted = parameters.map(|(parameter, tensors)| WantedParameter {
             spec: parameter.spec().clone(),
+            layout: engine.weight_layout(parameter.index()),
             range: 0..0,
             values: nothing(DType::F32),
             states: tensors
@@ -153,6 +154,7 @@ impl Plan {
             });
             WantedParameter {
                 spec: parameter.spec().clone(),
+                layout: engine.weight_layout(parameter.index()),
                 range: engine.holdings.owned(parameter.index()),
                 values: Target::elsewhere(DType::F32, values),
                 states: states.collect(),

@@ -197,6 +197,7 @@ fn numbers(storage: &Arc<dyn Storage>) -> BTreeMap<String, Vec<u8>> {
                 trainable: parameter.trainable,
                 aliases: parameter.aliases.clone(),
             },
+            layout: parameter.layout,
             range: 0..numel(&parameter.shape),
             values: Target::bytes(*dtype, values),
             states: tensors

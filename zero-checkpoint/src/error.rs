@@ -224,6 +224,15 @@ pub enum CheckpointError {
         reason: String,
     },
 
+    /// What is to be recorded besides numbers is not right.
+    #[error("cannot save step {step}: {reason}")]
+    Facts {
+        /// The step.
+        step: u64,
+        /// What is wrong.
+        reason: String,
+    },
+
     /// What is asked for is not right.
     #[error("cannot load parameter `{parameter}`: {reason}")]
     Wanted {
@@ -358,6 +367,35 @@ pub enum CheckpointError {
         bytes: Bytes,
         /// The least size.
         least: Bytes,
+    },
+
+    /// An index of weights does not go with its files.
+    #[error("{} is not a valid index of weights: {reason}; copy or download it again", path.display())]
+    Index {
+        /// The index.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+
+    /// A table of names gives two tensors one name.
+    #[error("{}: tensors `{first}` and `{second}` are both called `{name}`; change the table of names", path.display())]
+    TwoNames {
+        /// The file or index.
+        path: PathBuf,
+        /// The name in the model.
+        name: String,
+        /// The one tensor.
+        first: String,
+        /// The other.
+        second: String,
+    },
+
+    /// What is to be made is there already.
+    #[error("{} is there already; remove it, or name another folder", path.display())]
+    OutputExists {
+        /// The folder.
+        path: PathBuf,
     },
 
     /// There is not enough memory.

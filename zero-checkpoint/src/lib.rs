@@ -41,6 +41,7 @@
 //!     Wanted {
 //!         parameters: vec![WantedParameter {
 //!             spec,
+//!             layout: WeightLayout::InOut,
 //!             range: 3..6,
 //!             values: Target::f32(&mut values),
 //!             states: vec![WantedState {
@@ -68,29 +69,40 @@
 //! - `manifest`: [`Manifest`], what a checkpoint says about itself, and [`Facts`], what is recorded besides numbers.
 //! - `bytes`: [`Data`] and [`Target`], numbers in memory or elsewhere, read and written by pieces.
 //! - `coordinator`: [`Coordinator`], what ranks need of each other.
-//! - `storage`: [`Storage`], a place for checkpoints: [`LocalStorage`], [`MemoryStorage`].
-//! - `digest`: [`Digest`], the hash of files and their chunks.
-//! - `folder`, `memory`: names of folders; memory for transfers.
+//! - `storage`: [`Storage`], a place for checkpoints: [`LocalStorage`], [`MemoryStorage`], `ObjectStorage`.
+//! - `tools`: [`Summary`], [`verify`], [`consolidate`], [`diff`]; the program `zero-ckpt` is made of them.
+//! - `import`: [`PublishedWeights`], plain weights by intervals, and [`NameMap`], what others call parameters.
 //! - `weights`: [`WeightsFile`], the reader of a safetensors file, and [`TensorInfo`], what it knows of a tensor before
 //!   reading it.
 //! - `transpose`: [`transpose()`], from PyTorch's layout of a linear layer to Burn's.
+//! - `digest`: [`Digest`], the hash of files and their chunks.
+//! - `folder`, `memory`: names of folders; memory for transfers.
 //! - `error`: [`CheckpointError`], one variant per cause.
 //!
 //! # Features
 //!
-//! None.
+//! - `cli`: the program `zero-ckpt`. Off by default.
+//! - `object_store`: `ObjectStorage`, checkpoints in whatever the crate of this name has access to. Off by default.
+//! - `fuzzing`: entry points for fuzzers. Off by default.
+//!
+//! `LocalStorage` and `consolidate` need Unix.
 
 mod bytes;
 mod coordinator;
 mod digest;
 mod error;
 mod folder;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing;
+mod import;
 mod load;
 mod manifest;
 mod memory;
 mod positioned;
 mod save;
 mod storage;
+mod tools;
 mod transpose;
 mod weights;
 
@@ -98,6 +110,7 @@ pub use bytes::{Data, ReadBytes, Target, WriteBytes};
 pub use coordinator::{BoxError, Coordinator, Solo};
 pub use digest::{Digest, NotADigest};
 pub use error::CheckpointError;
+pub use import::{NameMap, NameMapError, PublishedWeights};
 pub use load::{
     Allow, Checkpoint, Difference, LoadOptions, LoadReport, LoadedParameter, Wanted, WantedParameter,
     WantedState,
@@ -107,10 +120,16 @@ pub use manifest::{
     TensorRecord, TrainingState, WeightLayout,
 };
 pub use save::{
-    Contents, Held, OnBusy, Pending, Retention, Saved, SavedParameter, SavedState, Saver, SaverOptions, prune,
+    Contents, Held, OnBusy, Pending, Retention, Saved, SavedParameter, SavedState, Saver, SaverOptions,
+    prune, superfluous,
 };
 #[cfg(unix)]
 pub use storage::LocalStorage;
+#[cfg(feature = "object_store")]
+pub use storage::ObjectStorage;
 pub use storage::{MemoryStorage, ReadFile, Storage, Usage, WriteFile};
+pub use tools::{Change, Problem, Progress, Summary, diff, verify};
+#[cfg(unix)]
+pub use tools::{ConsolidateOptions, Consolidated, FileLayout, TiedWeights, consolidate};
 pub use transpose::transpose;
 pub use weights::{TensorInfo, WeightsFile};

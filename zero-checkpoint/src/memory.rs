@@ -3,13 +3,16 @@
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 
-/// The alignment, in bytes: that of a huge page, so that a device finds the memory in few pieces.
-#[cfg(target_os = "linux")]
-const ALIGNMENT: usize = 2 << 20;
-#[cfg(not(target_os = "linux"))]
-const ALIGNMENT: usize = 4096;
+/// What the system transfers past its cache begins at a multiple of this, in bytes.
+const PAGE: usize = 4096;
 
-/// Bytes that begin at a multiple of 4096, and of 2 MiB if there are so many.
+/// Bytes in a huge page: in those, a device finds memory in few pieces.
+const HUGE_PAGE: usize = 2 << 20;
+
+/// From this size on, memory begins with a huge page: what is lost before it is an eighth at most.
+const HUGE: usize = 8 * HUGE_PAGE;
+
+/// Bytes that begin at a page, or at a huge one if there are many.
 #[derive(Default)]
 pub(crate) struct Memory {
     /// Longer than what is used of it by one alignment.
@@ -21,7 +24,7 @@ pub(crate) struct Memory {
 impl Memory {
     /// `len` zeros; `None` if there is not so much memory.
     pub(crate) fn zeroed(len: usize) -> Option<Self> {
-        let alignment = if len < ALIGNMENT { 4096 } else { ALIGNMENT };
+        let alignment = if len < HUGE { PAGE } else { HUGE_PAGE };
         let mut bytes: Vec<u8> = Vec::new();
         bytes.try_reserve_exact(len.checked_add(alignment)?).ok()?;
         let start = bytes.as_ptr().align_offset(alignment);
@@ -46,9 +49,6 @@ impl Memory {
 fn prefer_huge_pages(bytes: &mut Vec<u8>, start: usize, len: usize) {
     use rustix::mm::{Advice, madvise};
 
-    if len < ALIGNMENT {
-        return;
-    }
     if let Some(memory) = bytes.spare_capacity_mut().get_mut(start..start + len) {
         // SAFETY: the range is this vector's own, and the advice changes nothing about what can be read from it.
         let advised = unsafe { madvise(memory.as_mut_ptr().cast(), memory.len(), Advice::LinuxHugepage) };
@@ -88,12 +88,12 @@ mod tests {
     #[test]
     fn memory_is_aligned_and_used_again() {
         let mut memory = Memory::default();
-        for len in [1, 4096, 5 << 20, 1 << 20, 3 << 20] {
+        for len in [1, 4096, 5 << 20, 17 << 20, 1 << 20, 3 << 20] {
             memory = memory.at_least(len).unwrap();
             assert_eq!((memory.len(), memory.as_ptr().addr() % 4096), (len, 0), "{len} bytes");
         }
         let before = memory.as_ptr();
-        memory = memory.at_least(5 << 20).unwrap();
+        memory = memory.at_least(16 << 20).unwrap();
         assert_eq!(memory.as_ptr(), before);
         assert!(Memory::zeroed(usize::MAX).is_none());
     }

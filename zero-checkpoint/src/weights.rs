@@ -201,6 +201,17 @@ impl WeightsFile {
         self.read_values(name, DType::I32, None, i32::from_le)
     }
 
+    /// Fills `into` with the elements `range` of a tensor that is there and has them, as the file has them.
+    pub(crate) fn read_bytes(
+        &self,
+        name: &str,
+        range: Range<usize>,
+        into: &mut [u8],
+    ) -> Result<(), CheckpointError> {
+        let (info, offset) = self.entry(name)?;
+        read(&self.path, &self.file, into, offset + (range.start * info.dtype.size()) as u64)
+    }
+
     fn entry(&self, name: &str) -> Result<(&TensorInfo, u64), CheckpointError> {
         let Some(entry) = self.tensors.get(name) else {
             return Err(CheckpointError::UnknownTensor {

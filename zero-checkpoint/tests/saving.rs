@@ -129,7 +129,10 @@ fn what_one_rank_brings_wrongly_fails_all_of_them() {
 #[test]
 fn a_group_that_is_not_there_is_named_before_anything_is_written() {
     let errors = refused(|_, contents| contents.parameters[0].group = Some("odd".to_owned()));
-    assert!(errors[0].contains("in a group `odd` that is not there"), "{}", errors[0]);
+    let expected = "cannot save step 1: parameter `embedding.weight` is in a group `odd` that is not there";
+    assert_eq!(errors[0], expected);
+    let errors = refused(|_, contents| contents.facts.mesh[0].size = 3);
+    assert_eq!(errors[0], "cannot save step 1: its mesh is not one of 2 ranks");
 }
 
 /// A disk that fails.

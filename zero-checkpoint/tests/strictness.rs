@@ -8,7 +8,7 @@ use common::{Whole, blank, model, save, spec, wanted, whole};
 use half::bf16;
 use zero_checkpoint::{
     Allow, Checkpoint, CheckpointError, LoadOptions, LoadReport, MemoryStorage, Solo, Storage, Target,
-    Wanted, WantedParameter,
+    Wanted, WantedParameter, WeightLayout,
 };
 use zero_core::{Bytes, DType, Rank, Stage, WorldSize};
 
@@ -116,7 +116,8 @@ fn a_wrong_dtype_is_named_and_converted_when_allowed() {
     let mut ask = |options: &LoadOptions| {
         let values = Target::bytes(DType::BF16, bytemuck::cast_slice_mut(&mut values));
         let (spec, range) = (original[0].spec.clone(), 5_000..15_000);
-        let parameters = vec![WantedParameter { spec, range, values, states: vec![] }];
+        let parameters =
+            vec![WantedParameter { spec, layout: WeightLayout::InOut, range, values, states: vec![] }];
         checkpoint.load(Wanted { parameters }, options, &Solo)
     };
     let strict = LoadOptions { optimizer: false, ..LoadOptions::default() };
@@ -133,7 +134,13 @@ fn integers_are_not_converted_even_if_other_types_are() {
     let checkpoint = saved(&[whole(spec("w", &[4]), 1)]);
     let mut values = [0u8; 16];
     let target = Target::bytes(DType::I32, &mut values);
-    let wanted = WantedParameter { spec: spec("w", &[4]), range: 0..4, values: target, states: vec![] };
+    let wanted = WantedParameter {
+        spec: spec("w", &[4]),
+        layout: WeightLayout::Plain,
+        range: 0..4,
+        values: target,
+        states: vec![],
+    };
     let allow = Allow { dtype: true, unexpected: true, ..Allow::default() };
     let options = LoadOptions { allow, ..LoadOptions::default() };
     let error = checkpoint.load(Wanted { parameters: vec![wanted] }, &options, &Solo).unwrap_err();
@@ -165,10 +172,28 @@ fn ties_are_kept_and_other_ties_are_named() {
 }
 
 #[test]
+fn another_layout_is_named_and_never_taken_for_the_same() {
+    let checkpoint = saved(&model(1));
+    let mut other = blank(&model(1));
+    other[0].layout = WeightLayout::Plain;
+    let all = Allow { missing: true, unexpected: true, shape: true, dtype: true, aliases: true };
+    let found = differences(&checkpoint, &mut other, &allow(all));
+    let layout =
+        "parameter `embedding.weight` is laid out as [in, out] in the checkpoint, as in PyTorch in the model";
+    assert_eq!(found, [layout]);
+}
+
+#[test]
 fn what_is_asked_for_wrongly_is_named() {
     let checkpoint = saved(&model(1));
     let (mut values, mut others) = ([0.0; 3], [0.0; 3]);
-    let wanted = |range, values| WantedParameter { spec: spec("tiny", &[2]), range, values, states: vec![] };
+    let wanted = |range, values| WantedParameter {
+        spec: spec("tiny", &[2]),
+        layout: WeightLayout::Plain,
+        range,
+        values,
+        states: vec![],
+    };
     let error = |wanted| {
         let wanted = Wanted { parameters: vec![wanted] };
         checkpoint.load(wanted, &LoadOptions::default(), &Solo).unwrap_err().to_string()
@@ -184,7 +209,13 @@ fn a_target_that_fails_is_named() {
     let checkpoint = saved(&[whole(spec("w", &[4]), 1)]);
     let mut full = |_: u64, _: &[u8]| Err("the disk is full".into());
     let target = Target::elsewhere(DType::F32, &mut full);
-    let wanted = WantedParameter { spec: spec("w", &[4]), range: 0..4, values: target, states: vec![] };
+    let wanted = WantedParameter {
+        spec: spec("w", &[4]),
+        layout: WeightLayout::Plain,
+        range: 0..4,
+        values: target,
+        states: vec![],
+    };
     let options = LoadOptions { optimizer: false, ..LoadOptions::default() };
     let error = checkpoint.load(Wanted { parameters: vec![wanted] }, &options, &Solo).unwrap_err();
     assert_eq!(error.to_string(), "cannot put values of parameter `w` where they belong: the disk is full");

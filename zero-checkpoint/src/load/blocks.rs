@@ -11,12 +11,12 @@ use crate::load::checkpoint::Checkpoint;
 use crate::manifest::TensorRecord;
 use crate::memory::Memory;
 
-/// How many threads read.
-const READERS: usize = 2;
-/// How many buffers there are: one being read into and one handed over, for each of them.
-const BUFFERS: usize = 2 * READERS;
+/// The most threads that read: what keeps a fast disk busy.
+const READERS: u64 = 8;
+/// How many buffers there are, if they hold a chunk each: one being read into and one handed over, for each of them.
+const BUFFERS: u64 = 2 * READERS;
 /// The most that is read at once.
-const BLOCK: u64 = 8 << 20;
+const BLOCK: u64 = 2 << 20;
 
 /// Elements that lie together in a file and go to one place.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -101,8 +101,11 @@ impl Block {
     }
 }
 
-/// The memory that reading takes.
-pub(crate) struct Buffers(Vec<Memory>);
+/// The memory that reading takes, in parts of one length.
+pub(crate) struct Buffers {
+    memory: Memory,
+    each: usize,
+}
 
 impl Buffers {
     /// At most `budget` bytes, for chunks of this length.
@@ -111,21 +114,21 @@ impl Buffers {
         if budget.get() < least.get() {
             return Err(CheckpointError::BufferTooSmall { bytes: budget, least });
         }
-        let count = (budget.get() / chunk).min(BUFFERS as u64);
-        let each = (budget.get() / count).min(BLOCK.max(chunk)) / chunk * chunk;
-        let buffer = |_| Memory::zeroed(each as usize).ok_or(CheckpointError::NoMemory { bytes: each });
-        (0..count).map(buffer).collect::<Result<_, _>>().map(Self)
+        let each = (budget.get() / BUFFERS).clamp(chunk, BLOCK.max(chunk)) / chunk * chunk;
+        let bytes = (budget.get() / each).min(BUFFERS) * each;
+        let memory = Memory::zeroed(bytes as usize).ok_or(CheckpointError::NoMemory { bytes })?;
+        Ok(Self { memory, each: each as usize })
     }
 
     /// The length of each, in bytes.
     pub(crate) fn each(&self) -> usize {
-        self.0[0].len()
+        self.each
     }
 
     /// Two of them: there are at least as many.
-    pub(crate) fn two(&mut self) -> (&mut Memory, &mut Memory) {
-        let (first, rest) = self.0.split_at_mut(1);
-        (&mut first[0], &mut rest[0])
+    pub(crate) fn two(&mut self) -> (&mut [u8], &mut [u8]) {
+        let (first, rest) = self.memory.split_at_mut(self.each);
+        (first, &mut rest[..self.each])
     }
 }
 
@@ -136,18 +139,18 @@ pub(crate) fn read(
     buffers: &mut Buffers,
     mut take: impl FnMut(&Block, &[u8]) -> Result<(), CheckpointError>,
 ) -> Result<u64, CheckpointError> {
-    let readers = READERS.min(buffers.0.len()).min(blocks.len().max(1));
+    let readers = (buffers.memory.len() / buffers.each).div_ceil(2).min(blocks.len().max(1));
     let mut bytes_read = 0;
     thread::scope(|scope| {
         let mut lanes = Vec::new();
         let mut channels = Vec::new();
         for _ in 0..readers {
             let (full, ready) = mpsc::channel();
-            let (empty, to_fill) = mpsc::channel::<&mut Memory>();
+            let (empty, to_fill) = mpsc::channel::<&mut [u8]>();
             lanes.push((ready, empty));
             channels.push((full, to_fill));
         }
-        for (index, buffer) in buffers.0.iter_mut().enumerate() {
+        for (index, buffer) in buffers.memory.chunks_exact_mut(buffers.each).enumerate() {
             // The other end is here.
             let _ = lanes[index % readers].1.send(buffer);
         }

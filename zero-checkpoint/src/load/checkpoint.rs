@@ -163,8 +163,11 @@ impl Checkpoint {
         let path = self.path(index);
         let file = self.storage.open(&path).map_err(folder::failed(self.storage.as_ref(), "open", &path))?;
         if file.bytes() != record.bytes {
-            let path = folder::shown(self.storage.as_ref(), &path);
-            return Err(CheckpointError::FileLength { path, expected: record.bytes, found: file.bytes() });
+            return Err(CheckpointError::FileLength {
+                path: self.shown(index),
+                expected: record.bytes,
+                found: file.bytes(),
+            });
         }
         Ok(self.files[index].get_or_init(|| file).as_ref())
     }
@@ -185,7 +188,7 @@ impl Checkpoint {
             let found = Digest::of(bytes);
             if found != *expected {
                 return Err(CheckpointError::Corrupt {
-                    path: folder::shown(self.storage.as_ref(), &self.path(file)),
+                    path: self.shown(file),
                     offset: offset + index as u64 * chunk,
                     bytes: bytes.len() as u64,
                     expected: *expected,
@@ -194,6 +197,11 @@ impl Checkpoint {
             }
         }
         Ok(())
+    }
+
+    /// A file as errors call it.
+    pub(crate) fn shown(&self, file: usize) -> String {
+        folder::shown(self.storage.as_ref(), &self.path(file))
     }
 
     fn path(&self, file: usize) -> String {

@@ -22,10 +22,23 @@ fn each<const N: usize>(from: &[u8], read: impl Fn([u8; N]) -> f64, target: DTyp
     match target {
         DType::F64 => values.for_each(|value| into.extend(value.to_le_bytes())),
         DType::F32 => values.for_each(|value| into.extend((value as f32).to_le_bytes())),
-        DType::BF16 => values.for_each(|value| into.extend(bf16::from_f64(value).to_le_bytes())),
-        DType::F16 => values.for_each(|value| into.extend(f16::from_f64(value).to_le_bytes())),
+        DType::BF16 => values.for_each(|value| into.extend(bf16::from_f32(odd(value)).to_le_bytes())),
+        DType::F16 => values.for_each(|value| into.extend(f16::from_f32(odd(value)).to_le_bytes())),
         DType::I64 | DType::I32 | DType::U8 => {}
     }
+}
+
+/// The value as an f32, rounded to odd where it is none: to round that again gives what rounding once would have given.
+///
+/// Source: Boldo and Melquiond, "Emulation of FMA and Correctly Rounded Sums: Proved Algorithms Using Rounding to Odd",
+/// section 3.
+fn odd(value: f64) -> f32 {
+    let nearest = value as f32;
+    if f64::from(nearest) == value || value.is_nan() {
+        return nearest;
+    }
+    let toward_zero = nearest.to_bits() - u32::from(f64::from(nearest).abs() > value.abs());
+    f32::from_bits(toward_zero | 1)
 }
 
 #[cfg(test)]
@@ -54,6 +67,21 @@ mod tests {
                 assert!(is_nan || back == bits.to_le_bytes(), "{bits:04x} of {dtype}");
             }
         }
+    }
+
+    #[test]
+    fn values_just_beyond_the_middle_go_up() {
+        // The middle between two neighbours, and one bit of an f32 or f64 more.
+        for (middle, dtype) in [(1.003_906_25, DType::BF16), (1.000_488_281_25, DType::F16)] {
+            let even = converted(&f64::to_le_bytes(middle), DType::F64, dtype);
+            assert_eq!(even, converted(&1f64.to_le_bytes(), DType::F64, dtype));
+            let beyond = converted(&f64::to_le_bytes(middle.next_up()), DType::F64, dtype);
+            let beyond_f32 = converted(&(middle as f32).next_up().to_le_bytes(), DType::F32, dtype);
+            assert_ne!(beyond, even);
+            assert_eq!(beyond_f32, beyond);
+        }
+        let vast = converted(&f64::MAX.to_le_bytes(), DType::F64, DType::BF16);
+        assert_eq!(vast, bf16::INFINITY.to_le_bytes());
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::fmt;
 use zero_core::DType;
 
 use crate::load::wanted::{LoadOptions, WantedParameter};
-use crate::manifest::{Manifest, ParameterRecord};
+use crate::manifest::{Manifest, ParameterRecord, WeightLayout};
 
 /// A difference between a checkpoint and the model that it is loaded into.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -56,6 +56,15 @@ pub enum Difference {
         /// The type that is asked for.
         wanted: DType,
     },
+    /// A parameter's elements are laid out otherwise. To load one as the other, write the checkpoint as plain weights first.
+    Layout {
+        /// The parameter.
+        name: String,
+        /// Its layout in the checkpoint.
+        saved: WeightLayout,
+        /// Its layout in the model.
+        wanted: WeightLayout,
+    },
     /// A parameter is tied to others, under other paths.
     Aliases {
         /// The parameter.
@@ -84,6 +93,9 @@ impl fmt::Display for Difference {
             Self::DType { name, what, saved, wanted } => {
                 write!(f, "{what} of parameter `{name}`: {saved} in the checkpoint, {wanted} asked for")
             }
+            Self::Layout { name, saved, wanted } => {
+                write!(f, "parameter `{name}` is laid out {saved} in the checkpoint, {wanted} in the model")
+            }
             Self::Aliases { name, saved, wanted } => write!(
                 f,
                 "parameter `{name}` has the paths {} in the checkpoint, {} in the model",
@@ -110,7 +122,7 @@ pub struct Allow {
 }
 
 impl Allow {
-    fn allows(self, difference: &Difference) -> bool {
+    pub(crate) fn allows(self, difference: &Difference) -> bool {
         match difference {
             Difference::MissingParameter { .. } | Difference::MissingState { .. } => self.missing,
             Difference::UnexpectedParameter { .. } | Difference::UnexpectedState { .. } => self.unexpected,
@@ -121,6 +133,7 @@ impl Allow {
                 self.dtype && !saved.is_integer() && !wanted.is_integer()
             }
             Difference::Aliases { .. } => self.aliases,
+            Difference::Layout { .. } => false,
         }
     }
 }
@@ -174,6 +187,10 @@ fn compare(
         differences.push(Difference::Shape { name: name.clone(), saved, wanted });
         // Nothing of it is loaded.
         return;
+    }
+    if record.layout != wanted.layout {
+        let (saved, wanted) = (record.layout, wanted.layout);
+        differences.push(Difference::Layout { name: name.clone(), saved, wanted });
     }
     let paths = |name: &String, aliases: &[String]| {
         let mut paths: Vec<_> = std::iter::once(name).chain(aliases).cloned().collect();

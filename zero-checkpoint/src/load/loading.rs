@@ -8,7 +8,6 @@ use crate::load::deliver::{Delivery, Named};
 use crate::load::difference::matches;
 use crate::load::shared;
 use crate::load::wanted::{LoadOptions, LoadReport, LoadedParameter, Wanted, WantedParameter};
-use crate::manifest::ParameterRecord;
 
 impl Checkpoint {
     /// Loads what is wanted, whatever ranks have saved it. Hashes are checked on the way.
@@ -62,7 +61,7 @@ impl Checkpoint {
         wanted: &'t mut Wanted<'a>,
         options: &LoadOptions,
     ) -> Result<(LoadReport, Delivery<'t, 'a>), CheckpointError> {
-        wanted.parameters.iter().try_for_each(check)?;
+        wanted.parameters.iter().try_for_each(WantedParameter::check)?;
         let records = matches(self.manifest(), &wanted.parameters, options)
             .map_err(|differences| CheckpointError::Differences { place: self.place(), differences })?;
         let mut report = LoadReport::default();
@@ -71,7 +70,7 @@ impl Checkpoint {
             let mut loaded = LoadedParameter::none(parameter);
             if let Some(record) = record {
                 loaded.fill(parameter, record, options);
-                let WantedParameter { spec, range, values, states } = parameter;
+                let WantedParameter { spec, range, values, states, .. } = parameter;
                 let mut add = |what, target: &'t mut _, record: Option<_>| {
                     if let Some(record) = record {
                         segments.extend(Segment::of(record, range, targets.len()));
@@ -87,48 +86,4 @@ impl Checkpoint {
         }
         Ok((report, Delivery::new(targets, segments)))
     }
-}
-
-impl LoadedParameter {
-    fn none(parameter: &WantedParameter<'_>) -> Self {
-        let states = vec![false; parameter.states.len()];
-        Self { name: parameter.spec.name.clone(), values: false, states, updates: 0, group: None }
-    }
-
-    fn fill(&mut self, parameter: &WantedParameter<'_>, record: &ParameterRecord, options: &LoadOptions) {
-        self.values = true;
-        self.group = record.group.clone();
-        if options.optimizer {
-            let is_saved = |name: &String| record.states.contains_key(name);
-            self.states = parameter.states.iter().map(|state| is_saved(&state.name)).collect();
-            self.updates = record.updates;
-        }
-    }
-}
-
-/// Checks what can be told without a checkpoint.
-fn check(parameter: &WantedParameter<'_>) -> Result<(), CheckpointError> {
-    let refused =
-        |reason: String| Err(CheckpointError::Wanted { parameter: parameter.spec.name.clone(), reason });
-    let range = &parameter.range;
-    let numel = crate::manifest::numel(&parameter.spec.shape);
-    if range.start > range.end || numel.is_none_or(|numel| range.end > numel) {
-        return refused(format!(
-            "it has shape {:?}, but elements {}..{} are asked for",
-            parameter.spec.shape, range.start, range.end
-        ));
-    }
-    let states = parameter.states.iter().map(|state| (state.name.as_str(), &state.target));
-    for (what, target) in std::iter::once(("values", &parameter.values)).chain(states) {
-        let expected = range.len().checked_mul(target.dtype().size());
-        if target.len().is_some_and(|len| Some(len) != expected) {
-            return refused(format!(
-                "there are {} bytes for the {what} of {} elements of {}",
-                target.len().unwrap_or_default(),
-                range.len(),
-                target.dtype()
-            ));
-        }
-    }
-    Ok(())
 }

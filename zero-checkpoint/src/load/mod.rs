@@ -9,7 +9,9 @@ mod loading;
 mod shared;
 mod wanted;
 
+pub(crate) use blocks::Segment;
 pub use checkpoint::Checkpoint;
 pub(crate) use checkpoint::{complete_steps, is_good};
+pub(crate) use convert::convert;
 pub use difference::{Allow, Difference};
 pub use wanted::{LoadOptions, LoadReport, LoadedParameter, Wanted, WantedParameter, WantedState};

@@ -124,7 +124,7 @@ impl Division {
                 coordinator.broadcast(Rank::new(reader), &mut status).map_err(lost)?;
                 if status != [READ] {
                     done?;
-                    let reason = format!("it could not read {}", checkpoint.place());
+                    let reason = format!("it could not read {}", checkpoint.shown(block.file));
                     return Err(CheckpointError::Elsewhere { rank: Rank::new(reader), reason });
                 }
                 let content = if reads { &mut own[..len] } else { &mut received[..len] };

@@ -5,7 +5,9 @@ use std::ops::Range;
 use zero_core::{Bytes, ParameterSpec};
 
 use crate::bytes::Target;
+use crate::error::CheckpointError;
 use crate::load::difference::Allow;
+use crate::manifest::{ParameterRecord, WeightLayout, numel};
 
 /// What a rank asks for: every parameter of its model, and which interval of each it holds.
 #[derive(Debug, Default)]
@@ -19,6 +21,8 @@ pub struct Wanted<'a> {
 pub struct WantedParameter<'a> {
     /// What the model says about it.
     pub spec: ParameterSpec,
+    /// How its elements are laid out.
+    pub layout: WeightLayout,
     /// The elements that this rank holds, counted in row-major order; there may be none.
     pub range: Range<usize>,
     /// Where its values go.
@@ -75,4 +79,55 @@ pub struct LoadedParameter {
     pub updates: u64,
     /// The name of its group in the checkpoint.
     pub group: Option<String>,
+}
+
+impl LoadedParameter {
+    pub(crate) fn none(parameter: &WantedParameter<'_>) -> Self {
+        let states = vec![false; parameter.states.len()];
+        Self { name: parameter.spec.name.clone(), values: false, states, updates: 0, group: None }
+    }
+
+    pub(crate) fn fill(
+        &mut self,
+        parameter: &WantedParameter<'_>,
+        record: &ParameterRecord,
+        options: &LoadOptions,
+    ) {
+        self.values = true;
+        self.group = record.group.clone();
+        if options.optimizer {
+            let is_saved = |name: &String| record.states.contains_key(name);
+            self.states = parameter.states.iter().map(|state| is_saved(&state.name)).collect();
+            self.updates = record.updates;
+        }
+    }
+}
+
+impl WantedParameter<'_> {
+    /// Checks what can be told without a checkpoint.
+    pub(crate) fn check(&self) -> Result<(), CheckpointError> {
+        let refused =
+            |reason: String| Err(CheckpointError::Wanted { parameter: self.spec.name.clone(), reason });
+        let range = &self.range;
+        let numel = numel(&self.spec.shape);
+        if range.start > range.end || numel.is_none_or(|numel| range.end > numel) {
+            return refused(format!(
+                "it has shape {:?}, but elements {}..{} are asked for",
+                self.spec.shape, range.start, range.end
+            ));
+        }
+        let states = self.states.iter().map(|state| (state.name.as_str(), &state.target));
+        for (what, target) in std::iter::once(("values", &self.values)).chain(states) {
+            let expected = range.len().checked_mul(target.dtype().size());
+            if target.len().is_some_and(|len| Some(len) != expected) {
+                return refused(format!(
+                    "there are {} bytes for the {what} of {} elements of {}",
+                    target.len().unwrap_or_default(),
+                    range.len(),
+                    target.dtype()
+                ));
+            }
+        }
+        Ok(())
+    }
 }

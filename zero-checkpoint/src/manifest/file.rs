@@ -9,13 +9,13 @@ use crate::manifest::Manifest;
 /// What the file is called.
 pub(crate) const NAME: &str = "manifest.json";
 
-/// The longest manifest that is read: 1 GiB, which a checkpoint of 25 TB would have.
+/// The longest manifest that is read: 1 GiB, which hashes alone fill for 30 TB.
 pub(crate) const MAX_BYTES: u64 = 1 << 30;
 
 /// What stands between the hashed bytes and the hash.
-const BEFORE: &str = ",\n  \"hash\": \"";
+const BEFORE: &str = ",\"hash\":\"";
 /// What stands after it.
-const AFTER: &str = "\"\n}\n";
+const AFTER: &str = "\"}\n";
 
 /// All that is read of a manifest of any version.
 #[derive(Deserialize)]
@@ -28,8 +28,8 @@ impl Manifest {
     /// The file: JSON, and as its last member `hash`, of all bytes before the comma in front of it.
     pub fn to_bytes(&self) -> Vec<u8> {
         // Strings, numbers, maps with strings as keys: nothing that JSON lacks.
-        let mut bytes = serde_json::to_vec_pretty(self).unwrap_or_default();
-        bytes.truncate(bytes.len().saturating_sub("\n}".len()));
+        let mut bytes = serde_json::to_vec(self).unwrap_or_default();
+        bytes.truncate(bytes.len().saturating_sub("}".len()));
         let digest = Digest::of(&bytes).to_string();
         [&bytes, BEFORE.as_bytes(), digest.as_bytes(), AFTER.as_bytes()].concat()
     }
@@ -43,7 +43,7 @@ impl Manifest {
     pub fn from_bytes(bytes: &[u8], path: &str) -> Result<Self, CheckpointError> {
         let refused = |reason: String| CheckpointError::Manifest { path: path.to_owned(), reason };
         let body = body(bytes).map_err(refused)?;
-        let json = [body, b"\n}"].concat();
+        let json = [body, b"}"].concat();
         let not_json = |error: serde_json::Error| refused(error.to_string());
         let version: Version = serde_json::from_slice(&json).map_err(not_json)?;
         if version.format != Self::FORMAT {

@@ -5,6 +5,7 @@ mod file;
 mod validate;
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
@@ -185,6 +186,15 @@ pub enum WeightLayout {
     Plain,
     /// The weight of a linear layer as Burn has it, `[in, out]`: PyTorch has its transpose.
     InOut,
+}
+
+impl fmt::Display for WeightLayout {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Plain => "as in PyTorch",
+            Self::InOut => "as [in, out]",
+        })
+    }
 }
 
 /// The name of a tensor in a safetensors file: of a parameter's values or of a state, of all elements or of a part.

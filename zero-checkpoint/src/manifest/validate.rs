@@ -26,7 +26,7 @@ impl Manifest {
         if !CHUNK_BYTES.contains(&chunk) || !chunk.is_power_of_two() {
             return Err(format!("chunks of {chunk} bytes are no power of two from 4096 to 2^30"));
         }
-        self.validate_mesh()?;
+        self.validate_facts()?;
         let mut names = BTreeSet::new();
         for file in &self.files {
             validate_file(file, chunk)?;
@@ -34,6 +34,22 @@ impl Manifest {
                 return Err(format!("file `{}` is there twice", file.name));
             }
         }
+        let mut spans: Vec<Vec<(u64, u64)>> = vec![Vec::new(); self.files.len()];
+        for parameter in &self.parameters {
+            self.validate_parameter(parameter, &mut spans)?;
+        }
+        for (file, spans) in self.files.iter().zip(&mut spans) {
+            spans.sort_unstable();
+            if let Some(pair) = spans.windows(2).find(|pair| pair[0].1 > pair[1].0) {
+                return Err(format!("two pieces overlap at byte {} of file `{}`", pair[1].0, file.name));
+            }
+        }
+        Ok(())
+    }
+
+    /// What is wrong with what can be told before anything is written, if anything.
+    pub(crate) fn validate_facts(&self) -> Result<(), String> {
+        self.validate_mesh()?;
         let mut groups = BTreeSet::new();
         for group in &self.groups {
             if !groups.insert(group.name.as_str()) {
@@ -41,33 +57,22 @@ impl Manifest {
             }
         }
         let mut paths = BTreeSet::new();
-        let mut spans: Vec<Vec<(u64, u64)>> = vec![Vec::new(); self.files.len()];
         let mut total: usize = 0;
         for parameter in &self.parameters {
-            for path in std::iter::once(&parameter.name).chain(&parameter.aliases) {
+            let name = &parameter.name;
+            for path in std::iter::once(name).chain(&parameter.aliases) {
                 if path.is_empty() {
-                    return Err(format!("parameter `{}` has an empty path", parameter.name));
+                    return Err(format!("parameter `{name}` has an empty path"));
                 }
                 if !paths.insert(path.as_str()) {
                     return Err(format!("the path `{path}` is there twice"));
                 }
             }
             if let Some(group) = parameter.group.as_deref().filter(|group| !groups.contains(group)) {
-                return Err(format!(
-                    "parameter `{}` is in a group `{group}` that is not there",
-                    parameter.name
-                ));
+                return Err(format!("parameter `{name}` is in a group `{group}` that is not there"));
             }
-            let numel = numel(&parameter.shape)
-                .ok_or_else(|| format!("parameter `{}` is too large", parameter.name))?;
+            let numel = numel(&parameter.shape).ok_or_else(|| format!("parameter `{name}` is too large"))?;
             total = total.checked_add(numel).ok_or("all parameters together are too large")?;
-            self.validate_parameter(parameter, numel, &mut spans)?;
-        }
-        for (file, spans) in self.files.iter().zip(&mut spans) {
-            spans.sort_unstable();
-            if let Some(pair) = spans.windows(2).find(|pair| pair[0].1 > pair[1].0) {
-                return Err(format!("two pieces overlap at byte {} of file `{}`", pair[1].0, file.name));
-            }
         }
         Ok(())
     }
@@ -83,9 +88,9 @@ impl Manifest {
     fn validate_parameter(
         &self,
         parameter: &ParameterRecord,
-        numel: usize,
         spans: &mut [Vec<(u64, u64)>],
     ) -> Result<(), String> {
+        let numel = parameter.numel();
         if let Some(state) = parameter.states.keys().find(|state| !is_state_name(state)) {
             return Err(format!("parameter `{}` has a state named `{state}`", parameter.name));
         }

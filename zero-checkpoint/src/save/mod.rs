@@ -13,5 +13,5 @@ mod write;
 pub use contents::{Contents, Held, SavedParameter, SavedState};
 pub use outcome::Pending;
 pub use protocol::Saved;
-pub use retention::{Retention, prune};
+pub use retention::{Retention, prune, superfluous};
 pub use saver::{OnBusy, Saver, SaverOptions};

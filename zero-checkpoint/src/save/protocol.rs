@@ -226,6 +226,11 @@ impl Job {
 
     /// Checks that all ranks save the same, and that together they hold all of it once.
     fn check_openings(&self, openings: Vec<Opening>) -> Result<(), CheckpointError> {
+        let nothing = || Report { file: None, tensors: Vec::new(), rank_state: Value::Null };
+        let unwritten = self.manifest(openings.iter().map(|_| nothing()).collect());
+        unwritten
+            .validate_facts()
+            .map_err(|reason| CheckpointError::Facts { step: self.facts.step, reason })?;
         let own = self.opening();
         for (index, opening) in openings.iter().enumerate() {
             let rank = Rank::new(index);

@@ -36,12 +36,27 @@ pub(crate) fn apply(storage: &dyn Storage, retention: Retention) {
     }
 }
 
-/// Removes the checkpoints that need not be there, and gives their steps.
+/// Removes the checkpoints that need not be there, but for those that somebody reads; gives the steps of those removed.
 ///
 /// # Errors
 ///
 /// [`CheckpointError::NoneGood`]; those of the storage.
 pub fn prune(storage: &dyn Storage, retention: Retention) -> Result<Vec<u64>, CheckpointError> {
+    let mut removed = Vec::new();
+    for step in superfluous(storage, retention)? {
+        if remove(storage, step)? {
+            removed.push(step);
+        }
+    }
+    Ok(removed)
+}
+
+/// The steps that [`prune`] would remove, if nobody reads them.
+///
+/// # Errors
+///
+/// As [`prune`].
+pub fn superfluous(storage: &dyn Storage, retention: Retention) -> Result<Vec<u64>, CheckpointError> {
     let steps = load::complete_steps(storage)?;
     let superfluous = retention.superfluous(&steps);
     if superfluous.is_empty() {
@@ -51,13 +66,7 @@ pub fn prune(storage: &dyn Storage, retention: Retention) -> Result<Vec<u64>, Ch
     if !kept.into_iter().any(|&step| load::is_good(storage, step)) {
         return Err(CheckpointError::NoneGood { place: storage.to_string() });
     }
-    let mut removed = Vec::new();
-    for step in superfluous {
-        if remove(storage, step)? {
-            removed.push(step);
-        }
-    }
-    Ok(removed)
+    Ok(superfluous)
 }
 
 /// Removes a checkpoint, at once for whoever looks; whether it did: not while somebody reads it.

@@ -54,7 +54,7 @@ pub struct Saver {
     storage: Arc<dyn Storage>,
     coordinator: Arc<dyn Coordinator>,
     options: SaverOptions,
-    buffers: Option<[Memory; 2]>,
+    buffer: Option<Memory>,
     /// The memory of snapshots while none is being written.
     arena: Option<Memory>,
     worker: Option<Worker>,
@@ -76,8 +76,8 @@ impl Saver {
         if options.buffer.get() < least {
             return Err(CheckpointError::BufferTooSmall { bytes: options.buffer, least: Bytes::new(least) });
         }
-        let (buffers, arena, worker, running) = (None, None, None, None);
-        Ok(Self { storage, coordinator, options, buffers, arena, worker, running })
+        let (buffer, arena, worker, running) = (None, None, None, None);
+        Ok(Self { storage, coordinator, options, buffer, arena, worker, running })
     }
 
     /// Saves, and returns when the checkpoint is there. Nothing is copied but through the buffer.
@@ -88,21 +88,21 @@ impl Saver {
     /// contents or the storage; [`CheckpointError::Elsewhere`] if it is so on another rank.
     pub fn save(&mut self, contents: &Contents<'_>) -> Result<Saved, CheckpointError> {
         let settled = self.settle().and_then(|_| {
-            let buffers = match self.buffers.take() {
-                Some(buffers) => buffers,
-                None => write::halves(self.options.buffer.get())?,
+            let buffer = match self.buffer.take() {
+                Some(buffer) => buffer,
+                None => write::buffer(self.options.buffer.get())?,
             };
-            Ok((Job::new(contents, self.coordinator.as_ref())?, buffers))
+            Ok((Job::new(contents, self.coordinator.as_ref())?, buffer))
         });
-        let (job, buffers) =
-            settled.map_or_else(|error| (Err(error), None), |(job, buffers)| (Ok(job), Some(buffers)));
-        let mut content = Streamed { contents, buffers };
+        let (job, buffer) =
+            settled.map_or_else(|error| (Err(error), None), |(job, buffer)| (Ok(job), Some(buffer)));
+        let mut content = Streamed { contents, buffer };
         let (coordinator, retention) = (self.coordinator.as_ref(), self.options.retention);
         let saved = match job {
             Ok(job) => protocol::run(&self.storage, coordinator, Ok(&job), &mut content, retention),
             Err(error) => protocol::run(&self.storage, coordinator, Err(error), &mut content, retention),
         };
-        self.buffers = content.buffers;
+        self.buffer = content.buffer;
         saved
     }
 
@@ -228,12 +228,12 @@ impl fmt::Debug for Saver {
 /// Numbers that are written from where they lie.
 struct Streamed<'a> {
     contents: &'a Contents<'a>,
-    buffers: Option<[Memory; 2]>,
+    buffer: Option<Memory>,
 }
 
 impl Content for Streamed<'_> {
     fn write(&mut self, image: &Image, file: &mut dyn WriteFile) -> Result<Vec<Digest>, Stopped> {
-        let Some(buffers) = &mut self.buffers else { return Ok(Vec::new()) };
-        write::stream(file, image.bytes, |offset, into| image.read(self.contents, offset, into), buffers)
+        let Some(buffer) = &mut self.buffer else { return Ok(Vec::new()) };
+        write::stream(file, image.bytes, |offset, into| image.read(self.contents, offset, into), buffer)
     }
 }

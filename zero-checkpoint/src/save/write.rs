@@ -31,15 +31,16 @@ pub(crate) fn stream(
     file: &mut dyn WriteFile,
     bytes: u64,
     read: impl Fn(u64, &mut [u8]) -> Result<(), CheckpointError>,
-    buffers: &mut [Memory; 2],
+    buffer: &mut Memory,
 ) -> Result<Vec<Digest>, Stopped> {
     let mut digests = Vec::with_capacity(bytes.div_ceil(CHUNK as u64) as usize);
     let written = thread::scope(|scope| {
-        let (full, to_write) = mpsc::sync_channel::<(&mut Memory, usize)>(buffers.len());
-        let (empty, to_fill) = mpsc::sync_channel(buffers.len());
-        for buffer in buffers.iter_mut() {
-            // There is room for all of them.
-            let _ = empty.send(buffer);
+        let (full, to_write) = mpsc::sync_channel::<(&mut [u8], usize)>(2);
+        let (empty, to_fill) = mpsc::sync_channel(2);
+        let half = buffer.len() / 2;
+        for half in buffer.chunks_exact_mut(half) {
+            // There is room for both.
+            let _ = empty.send(half);
         }
         let writer = scope.spawn(move || {
             for (buffer, len) in to_write {
@@ -81,9 +82,8 @@ pub(crate) fn whole(file: &mut dyn WriteFile, content: &[u8]) -> Result<Vec<Dige
     })
 }
 
-/// The two halves of a buffer of `budget` bytes, each of whole chunks.
-pub(crate) fn halves(budget: u64) -> Result<[Memory; 2], CheckpointError> {
+/// A buffer of at most `budget` bytes, each half of whole chunks.
+pub(crate) fn buffer(budget: u64) -> Result<Memory, CheckpointError> {
     let half = (budget / 2).clamp(CHUNK as u64, BLOCK as u64) as usize / CHUNK * CHUNK;
-    let half = || Memory::zeroed(half).ok_or(CheckpointError::NoMemory { bytes: budget });
-    Ok([half()?, half()?])
+    Memory::zeroed(2 * half).ok_or(CheckpointError::NoMemory { bytes: budget })
 }

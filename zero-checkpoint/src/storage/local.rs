@@ -18,7 +18,7 @@ const MARK: &str = ".lock";
 
 /// A folder of the file system.
 ///
-/// Files are written past the page cache where the file system can do that, and read through it. Marks are `flock`s: on a
+/// Files are written past the page cache where the file system can do that, and read past it if they are not in it. Marks are `flock`s: on a
 /// file system that does not carry them between hosts, they are seen on their own host only.
 #[derive(Clone, Debug)]
 pub struct LocalStorage {
@@ -65,6 +65,7 @@ impl Storage for LocalStorage {
 
     fn create_folder(&self, folder: &str) -> io::Result<()> {
         let path = self.path(folder);
+        create_durably(&self.root)?;
         fs::create_dir_all(&path)?;
         if !folder.is_empty() {
             File::create(path.join(MARK))?;
@@ -87,7 +88,8 @@ impl Storage for LocalStorage {
         }
         let file = File::open(&path)?;
         let bytes = file.metadata()?.len();
-        Ok(Box::new(Reading { file, bytes }))
+        let direct = if bytes >= PAGE as u64 { open_direct(&path)? } else { None };
+        Ok(Box::new(Reading { file, direct, bytes }))
     }
 
     fn sync_folder(&self, folder: &str) -> io::Result<()> {
@@ -133,6 +135,20 @@ impl Storage for LocalStorage {
             Err(error) => Err(error.into()),
         }
     }
+}
+
+/// Makes a folder and those that it is in; the names of those that were not there are durable.
+fn create_durably(folder: &Path) -> io::Result<()> {
+    if folder.try_exists()? {
+        return Ok(());
+    }
+    let parent = folder.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    create_durably(parent)?;
+    match fs::create_dir(folder) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+        made => made?,
+    }
+    File::open(parent)?.sync_all()
 }
 
 fn is_read_only(error: &io::Error) -> bool {
@@ -254,9 +270,69 @@ impl WriteFile for Writing {
     }
 }
 
+/// The file for reads past the page cache, where the file system can do that.
+#[cfg(target_os = "linux")]
+fn open_direct(path: &Path) -> io::Result<Option<File>> {
+    match OpenOptions::new().read(true).custom_flags(OFlags::DIRECT.bits() as i32).open(path) {
+        Err(error) if error.kind() == io::ErrorKind::InvalidInput => Ok(None),
+        file => file.map(Some),
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn open_direct(_path: &Path) -> io::Result<Option<File>> {
+    Ok(None)
+}
+
 struct Reading {
     file: File,
+    direct: Option<File>,
     bytes: u64,
+}
+
+impl Reading {
+    /// Reads whole pages past the page cache, unless they are in it; how many bytes that were.
+    #[cfg(target_os = "linux")]
+    fn read_direct(&self, offset: u64, into: &mut [u8]) -> io::Result<usize> {
+        let Some(direct) = &self.direct else { return Ok(0) };
+        let whole = into.len() / PAGE * PAGE;
+        if whole == 0
+            || offset % PAGE as u64 != 0
+            || into.as_ptr().addr() % PAGE != 0
+            || self.is_cached(offset)
+        {
+            return Ok(0);
+        }
+        let mut done = 0;
+        while done < whole {
+            match direct.read_at(&mut into[done..whole], offset + done as u64) {
+                // The file is shorter than it was; who reads the rest finds out.
+                Ok(read) if read < PAGE => return Ok(done),
+                // A part that ends within a page is read again from the page's beginning.
+                Ok(read) => done += read / PAGE * PAGE,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                // Some file systems say so only now.
+                Err(error) if error.kind() == io::ErrorKind::InvalidInput => return Ok(done),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(done)
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    fn read_direct(&self, _offset: u64, _into: &mut [u8]) -> io::Result<usize> {
+        Ok(0)
+    }
+
+    /// Whether the byte at `offset` can be had without the disk.
+    #[cfg(target_os = "linux")]
+    fn is_cached(&self, offset: u64) -> bool {
+        use rustix::io::{ReadWriteFlags, preadv2};
+
+        let mut byte = [0];
+        let mut buffers = [io::IoSliceMut::new(&mut byte)];
+        preadv2(&self.file, &mut buffers, offset, ReadWriteFlags::NOWAIT).is_ok_and(|read| read == 1)
+    }
 }
 
 impl ReadFile for Reading {
@@ -265,6 +341,7 @@ impl ReadFile for Reading {
     }
 
     fn read(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
-        self.file.read_exact_at(into, offset)
+        let done = self.read_direct(offset, into)?;
+        self.file.read_exact_at(&mut into[done..], offset + done as u64)
     }
 }

@@ -1,37 +1,32 @@
 //! Checkpoints in memory.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use crate::storage::marks::Marks;
 use crate::storage::{ReadFile, Storage, Usage, WriteFile};
 
 /// A place in this process's memory, for tests and for what need not outlive it. Clones are the same place.
 #[derive(Clone, Debug, Default)]
 pub struct MemoryStorage {
     state: Arc<Mutex<State>>,
+    /// By number: a folder's name may change.
+    marks: Marks<u64>,
 }
 
 #[derive(Debug, Default)]
 struct State {
     /// Folders by name, files by name within.
     folders: BTreeMap<String, Folder>,
-    marks: HashMap<u64, Marks>,
     next: u64,
 }
 
 #[derive(Debug)]
 struct Folder {
-    /// What marks are kept under: a folder's name may change.
     id: u64,
     files: BTreeMap<String, Arc<[u8]>>,
-}
-
-#[derive(Debug, Default)]
-struct Marks {
-    shared: usize,
-    exclusive: bool,
 }
 
 impl MemoryStorage {
@@ -111,37 +106,9 @@ impl Storage for MemoryStorage {
     }
 
     fn mark(&self, folder: &str, usage: Usage) -> io::Result<Option<Box<dyn Send + Sync>>> {
-        let mut state = self.state();
-        let id = state.folders.get(folder).ok_or_else(|| not_found(folder))?.id;
-        let marks = state.marks.entry(id).or_default();
-        match usage {
-            _ if marks.exclusive => return Ok(None),
-            Usage::Exclusive if marks.shared > 0 => return Ok(None),
-            Usage::Exclusive => marks.exclusive = true,
-            Usage::Shared => marks.shared += 1,
-        }
-        Ok(Some(Box::new(Mark { place: self.clone(), id, usage })))
-    }
-}
-
-struct Mark {
-    place: MemoryStorage,
-    id: u64,
-    usage: Usage,
-}
-
-impl Drop for Mark {
-    fn drop(&mut self) {
-        let mut state = self.place.state();
-        if let Some(marks) = state.marks.get_mut(&self.id) {
-            match self.usage {
-                Usage::Shared => marks.shared -= 1,
-                Usage::Exclusive => marks.exclusive = false,
-            }
-            if marks.shared == 0 && !marks.exclusive {
-                state.marks.remove(&self.id);
-            }
-        }
+        let id = self.state().folders.get(folder).ok_or_else(|| not_found(folder))?.id;
+        let mark = self.marks.mark(id, usage);
+        Ok(mark.map(|mark| Box::new(mark) as Box<dyn Send + Sync>))
     }
 }
 

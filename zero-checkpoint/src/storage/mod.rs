@@ -2,7 +2,10 @@
 
 #[cfg(unix)]
 mod local;
+mod marks;
 mod memory;
+#[cfg(feature = "object_store")]
+mod object;
 
 use std::fmt::{Debug, Display};
 use std::io;
@@ -10,6 +13,8 @@ use std::io;
 #[cfg(unix)]
 pub use local::LocalStorage;
 pub use memory::MemoryStorage;
+#[cfg(feature = "object_store")]
+pub use object::ObjectStorage;
 
 /// A place for checkpoints: a folder, a bucket, memory.
 ///
@@ -63,7 +68,7 @@ pub trait Storage: Debug + Display + Send + Sync {
     /// Those of the medium.
     fn rename(&self, from: &str, to: &str) -> io::Result<()>;
 
-    /// Removes a folder and what is in it.
+    /// Removes a folder and what is in it; where folders cannot be renamed, the manifest first.
     ///
     /// # Errors
     ///

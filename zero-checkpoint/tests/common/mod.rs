@@ -248,7 +248,13 @@ pub(crate) fn wanted<'a>(
             });
         }
         let values = Target::f32(&mut whole.values[range.clone()]);
-        parameters.push(WantedParameter { spec: whole.spec.clone(), range, values, states });
+        parameters.push(WantedParameter {
+            spec: whole.spec.clone(),
+            layout: whole.layout,
+            range,
+            values,
+            states,
+        });
     }
     Wanted { parameters }
 }
