@@ -39,7 +39,7 @@ const TORCHRUN: Requirement =
 const SAFETENSORS: Requirement = Requirement {
     what: "Python with numpy and safetensors",
     probe: &["sh", "-c", "${PYTHON:-python3} -c 'import numpy, safetensors'"],
-    installable: true,
+    installable: false,
 };
 
 /// All features but `mpi`, which needs a library of the machine.
