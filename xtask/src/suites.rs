@@ -50,7 +50,7 @@ const AARCH64_PROBE: &str = "qemu-aarch64 --version && aarch64-linux-gnu-gcc --v
 const SAFETENSORS: Requirement = Requirement {
     what: "Python with numpy and safetensors",
     probe: &["sh", "-c", "${PYTHON:-python3} -c 'import numpy, safetensors'"],
-    installable: true,
+    installable: false,
 };
 
 /// All features but `mpi`, which needs a library of the machine.

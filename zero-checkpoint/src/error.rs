@@ -164,6 +164,17 @@ pub enum CheckpointError {
         step: u64,
     },
 
+    /// Somebody removes what a save makes.
+    #[error(
+        "step {step} cannot be saved: somebody removes its folder from {place} as soon as it is there; let one run save there"
+    )]
+    Swept {
+        /// Where.
+        place: String,
+        /// The step.
+        step: u64,
+    },
+
     /// A manifest is not what was written, or makes no sense.
     #[error("{path} is not a valid manifest: {reason}; copy the checkpoint again, or use an older one")]
     Manifest {

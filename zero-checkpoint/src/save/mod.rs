@@ -2,6 +2,7 @@
 
 mod contents;
 mod image;
+mod job;
 mod leftovers;
 mod outcome;
 mod protocol;

@@ -11,8 +11,9 @@ use crate::error::CheckpointError;
 use crate::memory::Memory;
 use crate::save::contents::Contents;
 use crate::save::image::Image;
+use crate::save::job::Job;
 use crate::save::outcome::{Outcome, Pending};
-use crate::save::protocol::{self, Content, Job, Saved};
+use crate::save::protocol::{Content, Saved, Session};
 use crate::save::retention::Retention;
 use crate::save::worker::{Task, Worker};
 use crate::save::write::{self, LEAST_BUFFER, Stopped};
@@ -97,10 +98,10 @@ impl Saver {
         let (job, buffer) =
             settled.map_or_else(|error| (Err(error), None), |(job, buffer)| (Ok(job), Some(buffer)));
         let mut content = Streamed { contents, buffer };
-        let (coordinator, retention) = (self.coordinator.as_ref(), self.options.retention);
+        let session = Session::new(self.storage.as_ref(), self.coordinator.as_ref(), self.options.retention);
         let saved = match job {
-            Ok(job) => protocol::run(&self.storage, coordinator, Ok(&job), &mut content, retention),
-            Err(error) => protocol::run(&self.storage, coordinator, Err(error), &mut content, retention),
+            Ok(job) => session.run(Ok(&job), &mut content),
+            Err(error) => session.run(Err(error), &mut content),
         };
         self.buffer = content.buffer;
         saved

@@ -11,8 +11,9 @@ use crate::digest::Digest;
 use crate::error::CheckpointError;
 use crate::memory::Memory;
 use crate::save::image::Image;
+use crate::save::job::Job;
 use crate::save::outcome::Outcome;
-use crate::save::protocol::{self, Content, Job};
+use crate::save::protocol::{Content, Session};
 use crate::save::retention::Retention;
 use crate::save::write::{self, Stopped};
 use crate::storage::{Storage, WriteFile};
@@ -41,12 +42,12 @@ impl Worker {
         let (tasks, to_do) = mpsc::channel();
         let (back, snapshots) = mpsc::channel();
         let work = move || {
+            let session = || Session::new(storage.as_ref(), coordinator.as_ref(), retention);
             for task in to_do {
                 match task {
                     Task::Save { job, snapshot, outcome } => {
                         let mut content = Snapshot(&snapshot);
-                        let saved =
-                            protocol::run(&storage, coordinator.as_ref(), Ok(&job), &mut content, retention);
+                        let saved = session().run(Ok(&job), &mut content);
                         // First, so that who has seen the end finds it.
                         let _ = back.send(snapshot);
                         outcome.set(saved);
@@ -54,13 +55,7 @@ impl Worker {
                     Task::Refuse { error } => {
                         let mut content = Snapshot(&[]);
                         // The error is known to whom it concerns here.
-                        let _ = protocol::run(
-                            &storage,
-                            coordinator.as_ref(),
-                            Err(error),
-                            &mut content,
-                            retention,
-                        );
+                        let _ = session().run(Err(error), &mut content);
                     }
                 }
             }
