@@ -53,6 +53,13 @@ const SAFETENSORS: Requirement = Requirement {
     installable: false,
 };
 
+/// As [`SAFETENSORS`].
+const PYTORCH: Requirement = Requirement {
+    what: "Python with PyTorch and safetensors",
+    probe: &["sh", "-c", "${PYTHON:-python3} -c 'import torch, safetensors'"],
+    installable: false,
+};
+
 /// All features but `mpi`, which needs a library of the machine.
 const FEATURES: &str = "zero-comm/conformance,zero-comm/fuzzing,zero-comm/launcher,zero-comm/nccl,\
     zero-checkpoint/cli,zero-checkpoint/fuzzing,zero-checkpoint/object_store,zero-burn/launcher";
@@ -160,6 +167,11 @@ pub(crate) const SUITES: &[Suite] = &[
         Action::cargo(&["test", "-p", "zero-checkpoint", "--test", "python", "--", "--include-ignored"]),
     )
     .needs(SAFETENSORS),
+    Suite::new(
+        "pytorch",
+        Action::cargo(&["test", "-p", "gpt", "--test", "pytorch", "--", "--include-ignored"]),
+    )
+    .needs(PYTORCH),
     Suite::new("main-job", Action::Call("a few steps of the GPT example", main_job::run)).slow(),
     Suite::new(
         "miri",
