@@ -119,7 +119,8 @@ pub use zero::Zero;
 pub use zero_checkpoint::LocalStorage;
 pub use zero_checkpoint::{
     Allow, CheckpointError, Difference, LoadOptions, LoadReport, LoadedParameter, MemoryStorage,
-    ModelIdentity, OnBusy, Pending, Registry, Retention, Saved, SaverOptions, Storage,
+    ModelIdentity, NameMap, OnBusy, Pending, PublishedWeights, Registry, Retention, Saved, SaverOptions,
+    Storage,
 };
 #[cfg(feature = "launcher")]
 pub use zero_comm::launcher;

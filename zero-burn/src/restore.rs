@@ -1,11 +1,11 @@
-//! From a checkpoint to the shards and states of this rank.
+//! From a checkpoint, or published weights, to the shards and states of this rank.
 
 use std::cell::RefCell;
 
 use serde_json::Map;
 use zero_checkpoint::{
-    BoxError, Checkpoint, Coordinator, LoadOptions, LoadReport, Target, Wanted, WantedParameter, WantedState,
-    WriteBytes,
+    BoxError, Checkpoint, Coordinator, LoadOptions, LoadReport, PublishedWeights, Target, Wanted,
+    WantedParameter, WantedState, WriteBytes,
 };
 use zero_core::{DType, LossScale, ParameterIndex};
 
@@ -72,20 +72,8 @@ impl Plan {
         };
         let planned =
             if options.optimizer { plan.take_states(engine, optimizer, checkpoint) } else { Ok(()) };
-        // Asks for no element, and so reads none. The ranks of the host take part even if this one has failed.
-        let parameters = engine.layout.parameters().iter().zip(&plan.tensors);
-        let nothing = |dtype| Target::bytes(dtype, &mut []);
-        let wanted = parameters.map(|(parameter, tensors)| WantedParameter {
-            spec: parameter.spec().clone(),
-            layout: engine.weight_layout(parameter.index()),
-            range: 0..0,
-            values: nothing(DType::F32),
-            states: tensors
-                .iter()
-                .map(|(name, dtype)| WantedState { name: name.clone(), target: nothing(*dtype) })
-                .collect(),
-        });
-        let checked = checkpoint.load(Wanted { parameters: wanted.collect() }, options, host);
+        // The ranks of the host take part even if this one has failed.
+        let checked = checkpoint.load(nothing(engine, &plan.tensors), options, host);
         planned?;
         checked?;
         Ok(plan)
@@ -125,20 +113,13 @@ impl Plan {
         options: &LoadOptions,
         host: &dyn Coordinator,
     ) -> Result<(LoadReport, Shards), ZeroError> {
-        let parameters = engine.layout.parameters();
-        let shards = parameters.iter().map(|parameter| engine.holdings.take_shard(parameter.index()));
-        let mut shards: Vec<_> = shards.map(Exclusive::new).collect();
+        let mut shards = Taken::new(engine);
         let (states, failed) = match self.blanks(engine, optimizer) {
             Ok(states) => (states, None),
             // What is asked for then has no place to go to, which all ranks of the host are told.
-            Err(error) => (parameters.iter().map(|_| None).collect(), Some(error)),
+            Err(error) => (engine.layout.parameters().iter().map(|_| None).collect(), Some(error)),
         };
-        let values = shards.iter_mut().zip(parameters).map(|(shard, parameter)| Values {
-            engine,
-            parameter: parameter.index(),
-            in_memory: bytemuck::cast_slice_mut(shard.values()),
-        });
-        let mut values: Vec<_> = values.collect();
+        let mut values = shards.values(engine);
         let mut state_tensors: Vec<Vec<_>> = states
             .iter()
             .zip(&self.tensors)
@@ -146,21 +127,15 @@ impl Plan {
                 (0..tensors.len()).map(|tensor| StateTensor { state: state.as_ref(), tensor }).collect()
             })
             .collect();
-        let targets = values.iter_mut().zip(&mut state_tensors).zip(&self.tensors);
-        let wanted = parameters.iter().zip(targets).map(|(parameter, ((values, states), tensors))| {
-            let states = states.iter_mut().zip(tensors).map(|(state, (name, dtype))| WantedState {
-                name: name.clone(),
-                target: Target::elsewhere(*dtype, state),
-            });
-            WantedParameter {
-                spec: parameter.spec().clone(),
-                layout: engine.weight_layout(parameter.index()),
-                range: engine.holdings.owned(parameter.index()),
-                values: Target::elsewhere(DType::F32, values),
-                states: states.collect(),
-            }
-        });
-        let loaded = checkpoint.load(Wanted { parameters: wanted.collect() }, options, host);
+        let mut wanted = wanted(engine, &mut values);
+        for ((parameter, states), tensors) in
+            wanted.parameters.iter_mut().zip(&mut state_tensors).zip(&self.tensors)
+        {
+            parameter.states.extend(states.iter_mut().zip(tensors).map(|(state, (name, dtype))| {
+                WantedState { name: name.clone(), target: Target::elsewhere(*dtype, state) }
+            }));
+        }
+        let loaded = checkpoint.load(wanted, options, host);
         if let Some(error) = failed {
             return Err(error);
         }
@@ -170,16 +145,7 @@ impl Plan {
             let states = states.into_iter().map(|state| state.map(RefCell::into_inner));
             self.take_up(engine, optimizer, &report, states)?;
         }
-        let shards = shards.into_iter().zip(parameters).map(|(shard, parameter)| {
-            let shard = shard.into_tensor(&engine.device);
-            let copy = match engine.masters_on_disk().filter(|_| engine.is_mixed()) {
-                Some(_) => Some(engine.with_disk(parameter.index(), shard.clone())?),
-                None => None,
-            };
-            let copy = copy.map(|all| all.cast(burn_dtype(engine.config.precision.compute)));
-            Ok((parameter.index(), Updated { shard, copy }))
-        });
-        Ok((report, shards.collect::<Result<_, ZeroError>>()?))
+        Ok((report, shards.end(engine)?))
     }
 
     /// States to be filled, where this rank has elements whose states are saved.
@@ -246,6 +212,91 @@ impl Plan {
         if let Some(scale) = self.scale {
             engine.set_loss_scale(scale);
         }
+    }
+}
+
+/// Loads weights that somebody has published, on all ranks or on none.
+pub(crate) fn restore_published(
+    engine: &Engine,
+    weights: &PublishedWeights,
+    options: &LoadOptions,
+) -> Result<LoadReport, ZeroError> {
+    let none = vec![Tensors::new(); engine.layout.parameters().len()];
+    engine.together(weights.load(nothing(engine, &none), options).map_err(ZeroError::from))?;
+    let _updating = engine.phase.begin_update();
+    let mut shards = Taken::new(engine);
+    let mut values = shards.values(engine);
+    let loaded = weights.load(wanted(engine, &mut values), options);
+    drop(values);
+    let loaded = loaded.map_err(ZeroError::from).and_then(|report| Ok((report, shards.end(engine)?)));
+    let (report, shards) = engine.together(loaded).inspect_err(|error| engine.break_off(error))?;
+    engine.replace_shards(shards, &[])?;
+    Ok(report)
+}
+
+/// Asks for every parameter, and for these tensors of its state, but for no element: to see whether all are there and fit.
+fn nothing(engine: &Engine, tensors: &[Tensors]) -> Wanted<'static> {
+    let none = |dtype| Target::bytes(dtype, &mut []);
+    let parameters = engine.layout.parameters().iter().zip(tensors);
+    let wanted = parameters.map(|(parameter, tensors)| WantedParameter {
+        spec: parameter.spec().clone(),
+        layout: engine.weight_layout(parameter.index()),
+        range: 0..0,
+        values: none(DType::F32),
+        states: tensors
+            .iter()
+            .map(|(name, dtype)| WantedState { name: name.clone(), target: none(*dtype) })
+            .collect(),
+    });
+    Wanted { parameters: wanted.collect() }
+}
+
+/// Asks for what this rank holds of every parameter.
+fn wanted<'a>(engine: &Engine, values: &'a mut [Values<'_>]) -> Wanted<'a> {
+    let parameters = engine.layout.parameters().iter().zip(values);
+    let wanted = parameters.map(|(parameter, values)| WantedParameter {
+        spec: parameter.spec().clone(),
+        layout: engine.weight_layout(parameter.index()),
+        range: engine.holdings.owned(parameter.index()),
+        values: Target::elsewhere(DType::F32, values),
+        states: Vec::new(),
+    });
+    Wanted { parameters: wanted.collect() }
+}
+
+/// All shards of this rank, moved out to be written to.
+struct Taken(Vec<Exclusive>);
+
+impl Taken {
+    fn new(engine: &Engine) -> Self {
+        let parameters = engine.layout.parameters().iter();
+        let shards = parameters.map(|parameter| engine.holdings.take_shard(parameter.index()));
+        Self(shards.map(Exclusive::new).collect())
+    }
+
+    /// Where the values of each go.
+    fn values<'a>(&'a mut self, engine: &'a Engine) -> Vec<Values<'a>> {
+        let shards = self.0.iter_mut().zip(engine.layout.parameters());
+        let values = shards.map(|(shard, parameter)| Values {
+            engine,
+            parameter: parameter.index(),
+            in_memory: bytemuck::cast_slice_mut(shard.values()),
+        });
+        values.collect()
+    }
+
+    /// What becomes of them.
+    fn end(self, engine: &Engine) -> Result<Shards, ZeroError> {
+        let shards = self.0.into_iter().zip(engine.layout.parameters()).map(|(shard, parameter)| {
+            let shard = shard.into_tensor(&engine.device);
+            let copy = match engine.masters_on_disk() {
+                Some(_) => Some(engine.with_disk(parameter.index(), shard.clone())?),
+                None => None,
+            };
+            let copy = copy.map(|all| all.cast(burn_dtype(engine.config.precision.compute)));
+            Ok((parameter.index(), Updated { shard, copy }))
+        });
+        shards.collect()
     }
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use burn::module::Module;
 use burn::tensor::{Device, Tensor};
-use zero_checkpoint::{SaverOptions, Storage};
+use zero_checkpoint::{LoadOptions, LoadReport, PublishedWeights, SaverOptions, Storage};
 use zero_comm::{Communicator, CommunicatorExt, ReduceOp};
 use zero_core::{Layout, PlacementPlan, Rank, ZeroConfig};
 
@@ -20,7 +20,7 @@ use crate::report::MemoryReport;
 use crate::rule::ShardOptimizer;
 use crate::slot::Slot;
 use crate::statistics::{Activity, Statistics, TraceEvent};
-use crate::{shard, stand_in, succession};
+use crate::{restore, shard, stand_in, succession};
 
 /// One rank's ZeRO engine for one model.
 ///
@@ -325,6 +325,43 @@ impl Zero {
         }
         let whole = (engine.comm.rank() == root).then(|| self.unshard(model));
         engine.together(whole.transpose())
+    }
+
+    /// Loads weights that somebody has published as safetensors into the model: each rank reads what it holds. Collective.
+    ///
+    /// ```no_run
+    /// # use burn::{nn::LinearConfig, tensor::Device};
+    /// # use zero_burn::{LocalWorld, WorldSize, Zero, ZeroConfig, ZeroError};
+    /// use zero_burn::{LoadOptions, NameMap, PublishedWeights};
+    ///
+    /// # LocalWorld::new(WorldSize::ONE).run(|comm| -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+    /// # let zero = Zero::new(ZeroConfig::default(), &comm, Device::default())?;
+    /// let model = zero.shard(|device| LinearConfig::new(8, 4).init(device))?;
+    /// let names: NameMap = r#"{"lm_head.weight": "weight", "lm_head.bias": "bias"}"#.parse()?;
+    /// let weights = PublishedWeights::open("published", names)?; // a file, or a folder with an index
+    /// zero.load_weights(&weights, &LoadOptions::default())?;
+    /// # drop(model);
+    /// # Ok(())
+    /// # }).unwrap();
+    /// ```
+    ///
+    /// Weights of `Linear` are transposed on the way. Optimizer state is left as it is: load before the first step.
+    ///
+    /// # Errors
+    ///
+    /// [`ZeroError::NotSharded`], [`ZeroError::GradientsPending`], [`ZeroError::UpdatePending`], any
+    /// [pending misuse](Self::check); [`ZeroError::Checkpoint`] if weights and model do not go together, where `options` do
+    /// not allow it: then nothing has changed, and the other ranks return it or [`ZeroError::RefusedElsewhere`]. If a file
+    /// cannot be read later, parameters are of two kinds, and the engine ends.
+    pub fn load_weights(
+        &self,
+        weights: &PublishedWeights,
+        options: &LoadOptions,
+    ) -> Result<LoadReport, ZeroError> {
+        let engine = self.engine()?;
+        engine.together(engine.check().and_then(|()| engine.check_no_gradients()))?;
+        engine.settle_renewals()?;
+        restore::restore_published(&engine, weights, options)
     }
 
     /// A place for checkpoints of the model and its optimizer. Collective.

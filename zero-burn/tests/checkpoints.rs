@@ -13,10 +13,13 @@ use burn::tensor::{Device, FloatDType};
 use common::{INPUT, LR, Odd, Run, WIDTH, adamw, config, rows, weights, whole, with_engines, world};
 use zero_burn::{
     Adagrad, Adam, Allow, Bytes, CheckpointError, Checkpoints, DType, Fused, GroupRate, LoadOptions,
-    LocalWorld, MemoryStorage, Notes, Offload, Partition, Placement, SaverOptions, Sgd, ShardOptimizer,
-    Stage, Storage, Tier, WeightDecay, Zero, ZeroConfig, ZeroError, ZeroOptimizer,
+    LocalStorage, LocalWorld, MemoryStorage, NameMap, Notes, Offload, Partition, Placement, PublishedWeights,
+    SaverOptions, Sgd, ShardOptimizer, Stage, Storage, Tier, WeightDecay, Zero, ZeroConfig, ZeroError,
+    ZeroOptimizer,
 };
-use zero_checkpoint::{Checkpoint, Solo, Target, Wanted, WantedParameter, WantedState};
+use zero_checkpoint::{
+    Checkpoint, ConsolidateOptions, Solo, Target, Wanted, WantedParameter, WantedState, consolidate,
+};
 use zero_core::ParameterSpec;
 
 const ROWS: usize = 8;
@@ -399,7 +402,7 @@ fn weights_alone_leave_the_optimizer_as_it_is() {
 #[test]
 fn a_file_that_was_altered_ends_the_engine_and_is_named() {
     let directory = tempfile::tempdir().unwrap();
-    let storage: Arc<dyn Storage> = Arc::new(zero_burn::LocalStorage::new(directory.path()));
+    let storage: Arc<dyn Storage> = Arc::new(LocalStorage::new(directory.path()));
     run(&config(Stage::Three), 2, &adam(), &storage, 0..2, Some(2));
     let folder = std::fs::read_dir(directory.path()).unwrap().map(|entry| entry.unwrap().path());
     let folder = folder.into_iter().find(|path| path.join("manifest.json").exists()).unwrap();
@@ -499,4 +502,45 @@ fn linear_weights_are_told_from_others() {
     assert_eq!(layout("input.weight"), zero_checkpoint::WeightLayout::InOut);
     assert_eq!(layout("nothing"), zero_checkpoint::WeightLayout::Plain);
     assert_eq!(manifest.parameter("tied.weight").unwrap().name, "shared.weight");
+}
+
+#[test]
+fn published_weights_are_loaded_shard_by_shard() {
+    let directory = tempfile::tempdir().unwrap();
+    let storage: Arc<dyn Storage> = Arc::new(LocalStorage::new(directory.path().join("checkpoints")));
+    let expected = run(&config(Stage::Three), 2, &adam(), &storage, 0..2, Some(2)).weights;
+    let published = directory.path().join("published");
+    let checkpoint = Checkpoint::open_latest(storage).unwrap();
+    consolidate(&checkpoint, &published, &ConsolidateOptions::default(), &mut |_| {}).unwrap();
+    let weights_of = || PublishedWeights::open(&published, NameMap::default()).unwrap();
+    for (stage, size) in Stage::ALL.into_iter().flat_map(|stage| [1, 3].map(|size| (stage, size))) {
+        let plain = config(stage);
+        let masters = on_disk(in_16_bits(plain.clone(), DType::BF16, DType::F32), directory.path(), 1.0, 0.5);
+        for config in [plain, masters] {
+            with_engines(&config, size, |_, zero| {
+                let mut model = zero.shard(Odd::new)?;
+                let report = zero.load_weights(&weights_of(), &LoadOptions::default())?;
+                assert!(report.parameters.iter().all(|parameter| parameter.values));
+                assert_eq!(weights(&whole(&zero, &model)?), expected, "{stage} on {size} ranks");
+                let mut optimizer = zero.optimizer(adam())?;
+                let float = if zero.config().precision.compute == DType::F32 {
+                    FloatDType::F32
+                } else {
+                    FloatDType::BF16
+                };
+                zero.backward(model.loss(rows(0, 0..4, zero.device()).cast(float), 0))?;
+                assert!(optimizer.step(LR, &mut model)?.applied);
+                Ok(())
+            });
+        }
+    }
+    with_engines(&config(Stage::Three), 2, |_, zero| {
+        let model = zero.shard(|device| LinearConfig::new(INPUT, WIDTH).init(device))?;
+        let before = weights(&zero.unshard(&model)?);
+        let refused = zero.load_weights(&weights_of(), &LoadOptions::default()).map(drop);
+        let Err(ZeroError::Checkpoint(error)) = refused else { panic!("{refused:?}") };
+        assert!(error.to_string().contains("`weight` is missing"), "{error}");
+        assert_eq!(weights(&zero.unshard(&model)?), before);
+        Ok(())
+    });
 }
