@@ -82,7 +82,8 @@
 //! # Features
 //!
 //! - `cli`: the program `zero-ckpt`. Off by default.
-//! - `object_store`: `ObjectStorage`, checkpoints in whatever the crate of this name has access to. Off by default.
+//! - `object_store`: `ObjectStorage`, checkpoints in whatever the crate of this name has access to; needs Rust 1.88. Off by
+//!   default.
 //! - `fuzzing`: entry points for fuzzers. Off by default.
 //!
 //! `LocalStorage` and `consolidate` need Unix.

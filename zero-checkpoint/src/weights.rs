@@ -159,6 +159,11 @@ impl WeightsFile {
         self.tensors.keys().map(String::as_str)
     }
 
+    /// Whether there is a tensor of this name.
+    pub(crate) fn contains(&self, name: &str) -> bool {
+        self.tensors.contains_key(name)
+    }
+
     /// The type and shape of a tensor.
     ///
     /// # Errors

@@ -10,7 +10,7 @@ use common::{blank, load, model, ranks, save, spec, wanted, whole};
 use proptest::prelude::*;
 use tempfile::TempDir;
 use zero_checkpoint::{
-    Checkpoint, CheckpointError, LoadOptions, LocalStorage, Manifest, Solo, Storage, verify,
+    Checkpoint, CheckpointError, LoadOptions, LocalStorage, Manifest, MemoryStorage, Solo, Storage, verify,
 };
 use zero_core::{Rank, Stage, WorldSize};
 
@@ -35,19 +35,9 @@ impl Saved {
         self.folder.path().join("step-0000000001").join(name)
     }
 
-    fn files(&self) -> Vec<String> {
-        self.storage.list("step-0000000001").unwrap()
-    }
-
     /// All that is found to be wrong, in words.
     fn problems(&self) -> String {
-        match self.checkpoint() {
-            Err(error) => error.to_string(),
-            Ok(checkpoint) => {
-                let problems = verify(&checkpoint, &mut |_| ()).unwrap();
-                problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
-            }
-        }
+        problems(&self.storage)
     }
 }
 
@@ -59,34 +49,54 @@ fn with(path: &Path, content: &[u8], look: impl FnOnce()) {
     fs::write(path, before).unwrap();
 }
 
+/// All that is found to be wrong with the newest checkpoint, in words.
+fn problems(storage: &Arc<dyn Storage>) -> String {
+    match Checkpoint::open_latest(Arc::clone(storage)) {
+        Err(error) => error.to_string(),
+        Ok(checkpoint) => {
+            let problems = verify(&checkpoint, &mut |_| ()).unwrap();
+            problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
+        }
+    }
+}
+
 #[test]
 fn every_changed_byte_and_every_truncation_is_found_and_its_file_named() {
-    let saved = Saved::new(2);
-    assert_eq!(
-        saved.files(),
-        ["manifest.json", "rank-00000-of-00002.safetensors", "rank-00001-of-00002.safetensors"]
-    );
-    for name in saved.files() {
-        let path = saved.path(&name);
-        let content = fs::read(&path).unwrap();
+    let storage: Arc<dyn Storage> = Arc::new(MemoryStorage::new());
+    save(&storage, &model(1), 1, Stage::Three, 2);
+    let files = storage.list("step-0000000001").unwrap();
+    let expected = ["manifest.json", "rank-00000-of-00002.safetensors", "rank-00001-of-00002.safetensors"];
+    assert_eq!(files, expected);
+    for name in files {
+        let path = format!("step-0000000001/{name}");
+        let put = |content: &[u8]| {
+            let mut file = storage.create(&path, content.len() as u64).unwrap();
+            file.write(content).unwrap();
+            file.finish().unwrap();
+        };
+        let found = |what: String| {
+            let problems = problems(&storage);
+            assert!(problems.contains(&name), "{what} of {name}: {problems}");
+        };
+        let file = storage.open(&path).unwrap();
+        let mut content = vec![0; file.bytes() as usize];
+        file.read(0, &mut content).unwrap();
         for at in 0..content.len() {
             let mut changed = content.clone();
             // Another bit each time, so that letters become other letters too.
             changed[at] ^= 1 << (at % 8);
-            with(&path, &changed, || {
-                let problems = saved.problems();
-                assert!(problems.contains(&name), "byte {at} of {name}: {problems}");
-            });
+            put(&changed);
+            found(format!("byte {at}"));
         }
         for length in 0..content.len() {
-            with(&path, &content[..length], || {
-                let problems = saved.problems();
-                assert!(problems.contains(&name), "{length} bytes of {name}: {problems}");
-            });
+            put(&content[..length]);
+            found(format!("{length} bytes"));
         }
-        with(&path, &[&content[..], b"\n"].concat(), || assert!(saved.problems().contains(&name)));
+        put(&[&content[..], b"\n"].concat());
+        found("a byte more".to_owned());
+        put(&content);
     }
-    assert_eq!(saved.problems(), "");
+    assert_eq!(problems(&storage), "");
 }
 
 #[test]
@@ -239,7 +249,7 @@ proptest! {
     #[test]
     fn a_forged_manifest_is_refused_or_valid(at in 0usize..20_000, to in "[0-9a-z{}\\[\\],:\"]{0,6}") {
         let manifest = {
-            let storage: Arc<dyn Storage> = Arc::new(zero_checkpoint::MemoryStorage::new());
+            let storage: Arc<dyn Storage> = Arc::new(MemoryStorage::new());
             save(&storage, &model(1), 1, Stage::Three, 1);
             Checkpoint::open_latest(storage).unwrap().manifest().clone()
         };

@@ -332,7 +332,7 @@ fn open_indexed(path: &Path) -> Result<Vec<WeightsFile>, CheckpointError> {
         }
     }
     for (tensor, file) in &index {
-        if !files[positions[file]].names().any(|name| name == tensor) {
+        if !files[positions[file]].contains(tensor) {
             return Err(refused(format!("tensor `{tensor}` is not in `{file}`")));
         }
     }
