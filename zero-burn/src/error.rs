@@ -1,6 +1,7 @@
 //! What can go wrong, one variant per cause.
 
 use std::fmt;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -287,6 +288,15 @@ pub enum ZeroError {
     /// A checkpoint could not be written or read.
     #[error(transparent)]
     Checkpoint(Arc<CheckpointError>),
+
+    /// A record of Burn could not be written.
+    #[error("cannot write the record {}: {reason}", path.display())]
+    Record {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        reason: String,
+    },
 
     /// A checkpoint holds something else than this engine writes.
     #[error("the checkpoint cannot be taken up: {reason}")]

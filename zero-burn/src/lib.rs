@@ -29,7 +29,7 @@
 //!
 //! All of them private; what users need stands at the root.
 //!
-//! - `zero`: [`Zero`], the value that owns everything; `error`: [`ZeroError`].
+//! - `zero`, `whole`: [`Zero`], the value that owns everything, and whole models out of it and into it; `error`: [`ZeroError`].
 //! - `shard`, `census`, `materialize`: from a module to its shards, and initial values.
 //! - `stand_in`, `gather`, `uses`, `ladder`: what a sharded module stores, the custom operation between a shard and its
 //!   whole parameter, how often it stands on a tape, and when its backward runs.
@@ -44,7 +44,7 @@
 //!   `fused_update`, `staged`, `exclusive`: [`Fused`], what it has on a disk, and memory of a shard to write to; `disk`, `masters`, `spill`: optimizer state,
 //!   master weights and gradients on a disk; `machine`: what there is room for, and how fast.
 //! - `checkpoints`: [`Checkpoints`]; `contents`, `restore`, `kept`: what goes into one, what comes out of it, and states as
-//!   one sees them.
+//!   one sees them; `record`: [`write_record`].
 //! - `host`, `floats`, `shared`: tensors as host memory, numbers of 16 and 32 bits in it, gathered ones that are still alive.
 //! - `report`, `statistics`: [`MemoryReport`], [`Statistics`] and [`TraceEvent`].
 //!
@@ -87,6 +87,7 @@ mod owned;
 mod phase;
 mod publication;
 mod queues;
+mod record;
 mod reduction;
 mod report;
 mod restore;
@@ -102,6 +103,7 @@ mod statistics;
 mod stored;
 mod succession;
 mod uses;
+mod whole;
 mod windows;
 mod zero;
 
@@ -111,6 +113,7 @@ pub use fused::Fused;
 pub use group::GroupRate;
 pub use materialize::materialize;
 pub use optimizer::{StepOutcome, ZeroOptimizer};
+pub use record::write_record;
 pub use report::MemoryReport;
 pub use rule::ShardOptimizer;
 pub use statistics::{Activity, Statistics, TraceEvent};
@@ -118,7 +121,7 @@ pub use zero::Zero;
 #[cfg(unix)]
 pub use zero_checkpoint::LocalStorage;
 pub use zero_checkpoint::{
-    Allow, CheckpointError, Difference, LoadOptions, LoadReport, LoadedParameter, MemoryStorage,
+    Allow, Checkpoint, CheckpointError, Difference, LoadOptions, LoadReport, LoadedParameter, MemoryStorage,
     ModelIdentity, NameMap, OnBusy, Pending, PublishedWeights, Registry, Retention, Saved, SaverOptions,
     Storage,
 };

@@ -9,13 +9,14 @@ use std::sync::Arc;
 use burn::module::Module;
 use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
 use burn::optim::{AdaGradConfig, AdamWConfig, LionConfig, RmsPropConfig, SgdConfig};
+use burn::store::ModuleRecord;
 use burn::tensor::{Device, FloatDType};
 use common::{INPUT, LR, Odd, Run, WIDTH, adamw, config, rows, weights, whole, with_engines, world};
 use zero_burn::{
     Adagrad, Adam, Allow, Bytes, CheckpointError, Checkpoints, DType, Fused, GroupRate, LoadOptions,
     LocalStorage, LocalWorld, MemoryStorage, NameMap, Notes, Offload, Partition, Placement, PublishedWeights,
     SaverOptions, Sgd, ShardOptimizer, Stage, Storage, Tier, WeightDecay, Zero, ZeroConfig, ZeroError,
-    ZeroOptimizer,
+    ZeroOptimizer, write_record,
 };
 use zero_checkpoint::{
     Checkpoint, ConsolidateOptions, Solo, Target, Wanted, WantedParameter, WantedState, consolidate,
@@ -543,4 +544,25 @@ fn published_weights_are_loaded_shard_by_shard() {
         assert_eq!(weights(&zero.unshard(&model)?), before);
         Ok(())
     });
+}
+
+#[test]
+fn a_record_of_burn_has_the_weights_of_a_checkpoint() {
+    let directory = tempfile::tempdir().unwrap();
+    let storage = memory();
+    let expected = run(&config(Stage::Three), 3, &adam(), &storage, 0..2, Some(2)).weights;
+    let path = directory.path().join("model.bpk");
+    let open = || Checkpoint::open_latest(Arc::clone(&storage)).unwrap();
+    write_record(open(), &path, DType::F32).unwrap();
+    let load = |path: &Path| Odd::new(&Device::default()).load_record(ModuleRecord::load(path).unwrap());
+    assert_eq!(weights(&load(&path)), expected);
+    let refused = write_record(open(), &path, DType::F32).unwrap_err().to_string();
+    assert!(refused.contains("model.bpk") && refused.contains("exists"), "{refused}");
+
+    let half = directory.path().join("half.bpk");
+    write_record(open(), &half, DType::BF16).unwrap();
+    for ((name, half), (_, full)) in weights(&load(&half)).iter().zip(&expected) {
+        let rounded = full.iter().map(|full| half::bf16::from_f32(*full).to_f32());
+        assert_eq!(*half, rounded.collect::<Vec<_>>(), "{name}");
+    }
 }

@@ -43,9 +43,8 @@ enum Command {
     },
     /// Writes the weights of a checkpoint as plain safetensors.
     ///
-    /// Files and their index are as loaders of Hugging Face's expect them. A Burn record needs Burn, which this program does
-    /// not know: write with `--layout burn` and load the result with SafetensorsStore of the crate burn-store, which can
-    /// save it as a record.
+    /// Files and their index are as loaders of Hugging Face's expect them. A record of Burn is written by
+    /// `write_record` of the crate zero-burn.
     Consolidate {
         #[command(flatten)]
         which: Which,
