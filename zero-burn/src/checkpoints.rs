@@ -1,20 +1,20 @@
 //! Checkpoints of a model and its optimizer.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use serde_json::{Map, Value, json};
+use serde_json::Value;
 use zero_checkpoint::{
-    BoxError, Checkpoint, CheckpointError, Coordinator, LoadOptions, LoadReport, Pending, Registry, Saved,
-    Saver, SaverOptions, Storage, WeightLayout,
+    Checkpoint, CheckpointError, Coordinator, LoadOptions, LoadReport, Pending, Registry, Saved, Saver,
+    SaverOptions, Storage, WeightLayout,
 };
 use zero_comm::{Communicator, CommunicatorExt};
-use zero_core::{LossScale, ParameterIndex, Rank, WorldSize};
+use zero_core::{LossScale, ParameterIndex, Rank};
 
 use crate::ZeroError;
 use crate::engine::{Engine, lock};
 use crate::error::During;
 use crate::optimizer::ZeroOptimizer;
+use crate::ranks::Ranks;
 use crate::rule::ShardOptimizer;
 use crate::slot::Slot;
 use crate::{contents, restore};
@@ -54,9 +54,9 @@ pub struct Checkpoints {
     slot: Arc<Slot>,
     storage: Arc<dyn Storage>,
     /// All ranks; the saver uses it beside training, and nothing else does.
-    group: Arc<Group>,
+    group: Arc<Ranks>,
     /// The ranks of this host.
-    host: Group,
+    host: Ranks,
     saver: Saver,
     /// Where the checkpoint is that training went on from.
     parent: Option<String>,
@@ -104,7 +104,7 @@ impl Checkpoints {
         let all = comm.split(Some(0), rank.index() as u64, "checkpoints").during(forming)?;
         let host = comm.split(Some(first), rank.index() as u64, "checkpoints of a host").during(forming)?;
         // Every rank named a color, so every rank is in a group.
-        let [all, host] = [all, host].map(|group| Group(group.unwrap_or_else(|| Arc::clone(comm))));
+        let [all, host] = [all, host].map(|group| Ranks(group.unwrap_or_else(|| Arc::clone(comm))));
         let group = Arc::new(all);
         let saver = Saver::new(Arc::clone(&storage), Arc::clone(&group) as Arc<dyn Coordinator>, options)?;
         Ok(Self { slot, storage, group, host, saver, parent: None })
@@ -112,7 +112,8 @@ impl Checkpoints {
 
     /// Saves, and returns when the checkpoint is there. Collective.
     ///
-    /// A [delayed](crate::Offload::delayed_update) update is ended first. A checkpoint of the same step is replaced.
+    /// A [delayed](crate::Offload::delayed_update) update is ended first, so that a run with other saves takes other steps. A
+    /// checkpoint of the same step is replaced.
     ///
     /// # Errors
     ///
@@ -137,7 +138,8 @@ impl Checkpoints {
     ///
     /// # Errors
     ///
-    /// As [`save`](Self::save); what goes wrong later is told by the [`Pending`], or by the next call.
+    /// As [`save`](Self::save), and if one rank has no memory for the copy, with [`ZeroError::RefusedElsewhere`] on the
+    /// others. What goes wrong later is told by the [`Pending`], or by the next call.
     pub fn save_async<O: ShardOptimizer>(
         &mut self,
         optimizer: &mut ZeroOptimizer<O>,
@@ -146,7 +148,8 @@ impl Checkpoints {
         let engine = self.ready(optimizer)?;
         let notes = self.completed(notes);
         let saver = &mut self.saver;
-        contents::with(&engine, optimizer, notes, |contents| Ok(saver.save_async(contents)?))
+        let pending = contents::with(&engine, optimizer, notes, |contents| Ok(saver.save_async(contents)?));
+        engine.together(pending)
     }
 
     /// Waits for the save that goes on beside training, if one does, and gives what it wrote.
@@ -180,9 +183,11 @@ impl Checkpoints {
 
     /// Loads the checkpoint of `step`, or the newest, into the model and its optimizer. Collective.
     ///
-    /// The optimizer counts steps as when it was saved, and the loss scale goes on from there. Parameters belong to the
-    /// group that they belonged to, if there is one of that pattern; groups have their rates again, and keep the
-    /// hyper-parameters that they were made with.
+    /// The optimizer counts steps as when it was saved, and the loss scale goes on from there; not so with
+    /// [`LoadOptions::optimizer`] off. Groups have their rates again, and keep the hyper-parameters that they were made with.
+    ///
+    /// Each rank reads what it holds into its shards, one buffer at a time; where others hold a shard's memory, as between
+    /// ranks that are threads, into a copy.
     ///
     /// # Errors
     ///
@@ -213,7 +218,12 @@ impl Checkpoints {
                 rng: training.rng,
                 data: training.data,
                 rank: rank.cloned().unwrap_or_default(),
-                registry: manifest.registry.clone(),
+                // Those are of who saved it.
+                registry: Registry {
+                    parent: None,
+                    frameworks: Default::default(),
+                    ..manifest.registry.clone()
+                },
             },
             report,
         })
@@ -224,11 +234,11 @@ impl Checkpoints {
         let engine = self.slot.get()?;
         let ready = engine.check().and_then(|()| {
             optimizer.attend(&self.slot)?;
-            engine.check_saved()
+            engine.check_saved()?;
+            engine.check_stepped()
         });
         engine.together(ready)?;
         optimizer.flush()?;
-        engine.together(engine.check_no_gradients())?;
         engine.settle_renewals()?;
         Ok(engine)
     }
@@ -244,86 +254,6 @@ impl Checkpoints {
             .or_insert_with(|| env!("CARGO_PKG_VERSION").into());
         notes
     }
-}
-
-/// A communicator for what the ranks of a checkpoint tell each other.
-#[derive(Debug)]
-struct Group(Arc<dyn Communicator>);
-
-const LABEL: &str = "checkpoint";
-
-impl Coordinator for Group {
-    fn rank(&self) -> Rank {
-        self.0.rank()
-    }
-
-    fn world_size(&self) -> WorldSize {
-        self.0.world_size()
-    }
-
-    fn gather(&self, bytes: &[u8]) -> Result<Option<Vec<Vec<u8>>>, BoxError> {
-        let counts: Vec<_> = self.0.all_gather_value(bytes.len() as i64, LABEL)?;
-        let is_root = self.rank() == Rank::ROOT;
-        let mut sent = vec![0; counts.len()];
-        sent[Rank::ROOT.index()] = bytes.len();
-        let received: Vec<_> = counts.iter().map(|count| if is_root { *count as usize } else { 0 }).collect();
-        let mut all = vec![0_u8; received.iter().sum()];
-        self.0.all_to_all_uneven(bytes, &sent, &mut all, &received, LABEL)?;
-        if !is_root {
-            return Ok(None);
-        }
-        let mut rest = all.as_slice();
-        let parts = received.iter().map(|&count| {
-            let (part, after) = rest.split_at(count);
-            rest = after;
-            part.to_vec()
-        });
-        Ok(Some(parts.collect()))
-    }
-
-    fn broadcast(&self, root: Rank, bytes: &mut [u8]) -> Result<(), BoxError> {
-        Ok(self.0.broadcast(bytes, root, LABEL)?)
-    }
-}
-
-/// What an optimizer and an engine have to tell besides tensors.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Progress {
-    pub(crate) steps: u64,
-    pub(crate) skipped: u64,
-    /// Scalars of states, by parameter.
-    pub(crate) scalars: BTreeMap<String, Map<String, Value>>,
-}
-
-impl Progress {
-    pub(crate) fn to_json(&self) -> Value {
-        let Self { steps, skipped, scalars } = self;
-        json!({ "steps": steps, "skipped": skipped, "scalars": scalars })
-    }
-
-    pub(crate) fn from_json(value: &Value) -> Result<Self, ZeroError> {
-        let odd = || ZeroError::OddCheckpoint {
-            reason: format!("its `training.optimizer` is {value}, not what an engine writes"),
-        };
-        let number = |key: &str| value.get(key).and_then(Value::as_u64).ok_or_else(odd);
-        let scalars = value.get("scalars").cloned().unwrap_or_default();
-        Ok(Self {
-            steps: number("steps")?,
-            skipped: number("skipped")?,
-            scalars: serde_json::from_value(scalars).map_err(|_| odd())?,
-        })
-    }
-}
-
-/// The loss scale that a checkpoint was saved with, under the policy of `engine`; `None` if it has none.
-pub(crate) fn loss_scale(engine: &Engine, value: &Value) -> Result<Option<LossScale>, ZeroError> {
-    if value.is_null() {
-        return Ok(None);
-    }
-    let saved: LossScale = serde_json::from_value(value.clone()).map_err(|error| {
-        ZeroError::OddCheckpoint { reason: format!("its `training.loss_scale` cannot be read: {error}") }
-    })?;
-    Ok(Some(saved.with_scaling(engine.config.loss_scaling())))
 }
 
 impl Engine {

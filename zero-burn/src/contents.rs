@@ -11,12 +11,13 @@ use zero_comm::Region;
 use zero_core::{DType, ParameterIndex, Precision};
 
 use crate::ZeroError;
-use crate::checkpoints::{Notes, Progress};
+use crate::checkpoints::Notes;
 use crate::engine::{Engine, lock};
 use crate::group::GroupRate;
 use crate::host::HostTensor;
 use crate::kept::{Kept, pieces};
 use crate::optimizer::ZeroOptimizer;
+use crate::progress::Progress;
 use crate::rule::{Host, ShardOptimizer};
 
 /// Runs `save` with all that this rank has to bring.
@@ -158,6 +159,6 @@ struct StateTensor<'a, S> {
 
 impl<S: Kept + Sync> ReadBytes for StateTensor<'_, S> {
     fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), BoxError> {
-        self.state.map_or(Ok(()), |state| state.read(self.tensor, offset, into))
+        self.state.ok_or("this rank has no state of it")?.read(self.tensor, offset, into)
     }
 }

@@ -170,6 +170,11 @@ impl Engine {
     /// Refuses what would tear gradients and parameters apart.
     pub(crate) fn check_no_gradients(&self) -> Result<(), ZeroError> {
         self.check_no_update()?;
+        self.check_stepped()
+    }
+
+    /// Refuses to go on between a backward and its step.
+    pub(crate) fn check_stepped(&self) -> Result<(), ZeroError> {
         if lock(&self.gradients).is_empty() { Ok(()) } else { Err(ZeroError::GradientsPending) }
     }
 

@@ -289,6 +289,13 @@ pub enum ZeroError {
     #[error(transparent)]
     Checkpoint(Arc<CheckpointError>),
 
+    /// Groups are known by their patterns.
+    #[error("there is a group `{pattern}` already; `*` has what is in no other")]
+    SameGroup {
+        /// The pattern.
+        pattern: String,
+    },
+
     /// A record of Burn could not be written.
     #[error("cannot write the record {}: {reason}", path.display())]
     Record {

@@ -87,9 +87,8 @@ impl Rule for Fused {
         Host(engine): Host<'_>,
         parameter: ParameterIndex,
         old: Option<FusedState>,
-        _: &Map<String, Value>,
+        _: Option<&Map<String, Value>>,
     ) -> Result<FusedState, ZeroError> {
-        // All of it is written anew.
         old.map_or_else(|| FusedState::new(&self.0, engine, parameter), Ok)
     }
 

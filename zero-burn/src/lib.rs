@@ -43,8 +43,8 @@
 //!   `elementwise`: Burn's optimizers, their state at rest, and which of them qualify; `fused`, `fused_state`,
 //!   `fused_update`, `staged`, `exclusive`: [`Fused`], what it has on a disk, and memory of a shard to write to; `disk`, `masters`, `spill`: optimizer state,
 //!   master weights and gradients on a disk; `machine`: what there is room for, and how fast.
-//! - `checkpoints`: [`Checkpoints`]; `contents`, `restore`, `kept`: what goes into one, what comes out of it, and states as
-//!   one sees them; `record`: [`write_record`].
+//! - `checkpoints`: [`Checkpoints`]; `ranks`: who saves together; `contents`, `restore`, `kept`, `progress`: what goes into
+//!   one, what comes out of it, and states and counters as one sees them; `record`: [`write_record`].
 //! - `host`, `floats`, `shared`: tensors as host memory, numbers of 16 and 32 bits in it, gathered ones that are still alive.
 //! - `report`, `statistics`: [`MemoryReport`], [`Statistics`] and [`TraceEvent`].
 //!
@@ -85,8 +85,10 @@ mod materialize;
 mod optimizer;
 mod owned;
 mod phase;
+mod progress;
 mod publication;
 mod queues;
+mod ranks;
 mod record;
 mod reduction;
 mod report;

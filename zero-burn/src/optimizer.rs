@@ -134,7 +134,7 @@ impl<O: ShardOptimizer> ZeroOptimizer<O> {
     ///
     /// # Errors
     ///
-    /// [`ZeroError::EmptyGroup`] if no parameter is left that matches, [`ZeroError::NotElementwise`],
+    /// [`ZeroError::SameGroup`]; [`ZeroError::EmptyGroup`] if no parameter is left that matches, [`ZeroError::NotElementwise`],
     /// [`ZeroError::NotOffloadable`], [`ZeroError::Offload`] without room on a disk, [`ZeroError::Workers`],
     /// [`ZeroError::InvalidLearningRate`], [`ZeroError::GroupTooLate`] after the first step.
     pub fn group(mut self, pattern: &str, optimizer: O, rate: GroupRate) -> Result<Self, ZeroError> {
@@ -143,6 +143,9 @@ impl<O: ShardOptimizer> ZeroOptimizer<O> {
         }
         self.follow()?;
         rate.check()?;
+        if self.groups.iter().any(|group| group.pattern == pattern) {
+            return Err(ZeroError::SameGroup { pattern: pattern.to_owned() });
+        }
         optimizer.check(Host(&self.engine))?;
         let (rest, matcher) = (self.groups.len() - 1, WildMatch::new(pattern));
         let mut members = 0;

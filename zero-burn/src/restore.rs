@@ -2,23 +2,22 @@
 
 use std::cell::RefCell;
 
-use serde_json::Map;
+use serde_json::{Map, Value};
 use zero_checkpoint::{
-    BoxError, Checkpoint, Coordinator, LoadOptions, LoadReport, PublishedWeights, Target, Wanted,
+    BoxError, Checkpoint, Coordinator, LoadOptions, LoadReport, Manifest, PublishedWeights, Target, Wanted,
     WantedParameter, WantedState, WriteBytes,
 };
-use zero_core::{DType, LossScale, ParameterIndex};
+use zero_core::{DType, LossScale, Parameter, ParameterIndex};
 
 use crate::ZeroError;
-use crate::checkpoints::{Progress, loss_scale};
 use crate::contents::rate_from;
 use crate::engine::Engine;
 use crate::exclusive::Exclusive;
 use crate::floats::burn_dtype;
-use crate::group::Group;
 use crate::held::Updated;
 use crate::kept::{Kept, pieces};
 use crate::optimizer::ZeroOptimizer;
+use crate::progress::{Progress, loss_scale};
 use crate::rule::{Host, ShardOptimizer};
 
 /// Tensors of a state, by name and type.
@@ -40,7 +39,7 @@ pub(crate) fn restore<O: ShardOptimizer>(
     let loaded = plan.load(engine, optimizer, checkpoint, options, host);
     let (report, shards) = engine.together(loaded).inspect_err(|error| engine.break_off(error))?;
     if options.optimizer {
-        plan.end(engine, optimizer, checkpoint);
+        plan.end(engine, optimizer, checkpoint.manifest());
     }
     engine.replace_shards(shards, &[])?;
     Ok(report)
@@ -48,10 +47,12 @@ pub(crate) fn restore<O: ShardOptimizer>(
 
 /// What is to be loaded, known to be there and to go together with the model.
 struct Plan {
-    /// Of the optimizer's states, by parameter.
+    /// Of the optimizer's states, by parameter; none where they begin anew.
     tensors: Vec<Tensors>,
-    /// By parameter.
-    group_of: Vec<usize>,
+    /// Whether all of them are loaded, by parameter.
+    is_complete: Vec<bool>,
+    /// How often each parameter was updated.
+    updates: Vec<u64>,
     progress: Progress,
     scale: Option<LossScale>,
 }
@@ -64,44 +65,88 @@ impl Plan {
         options: &LoadOptions,
         host: &dyn Coordinator,
     ) -> Result<Self, ZeroError> {
+        let parameters = engine.layout.parameters().len();
         let mut plan = Self {
-            tensors: vec![Tensors::new(); engine.layout.parameters().len()],
-            group_of: optimizer.group_of.clone(),
+            tensors: vec![Tensors::new(); parameters],
+            is_complete: vec![true; parameters],
+            updates: vec![0; parameters],
             progress: Progress::default(),
             scale: None,
         };
-        let planned =
-            if options.optimizer { plan.take_states(engine, optimizer, checkpoint) } else { Ok(()) };
+        let planned = match options.optimizer {
+            true => plan.look_for_states(engine, optimizer, checkpoint.manifest(), options),
+            false => Ok(()),
+        };
         // The ranks of the host take part even if this one has failed.
         let checked = checkpoint.load(nothing(engine, &plan.tensors), options, host);
         planned?;
-        checked?;
+        plan.settle(engine, optimizer, &checked?)?;
         Ok(plan)
     }
 
     /// Looks for states, and for what else the optimizer needs.
-    fn take_states<O: ShardOptimizer>(
+    fn look_for_states<O: ShardOptimizer>(
         &mut self,
         engine: &Engine,
         optimizer: &ZeroOptimizer<O>,
-        checkpoint: &Checkpoint,
+        manifest: &Manifest,
+        options: &LoadOptions,
     ) -> Result<(), ZeroError> {
-        let manifest = checkpoint.manifest();
         self.progress = Progress::from_json(&manifest.training.optimizer)?;
         self.scale = loss_scale(engine, &manifest.training.loss_scale)?;
         let kept = optimizer.groups.iter().map(|group| group.optimizer.tensors(Host(engine)));
         let kept: Vec<_> = kept.collect::<Result<_, _>>()?;
         for (index, parameter) in engine.layout.parameters().iter().enumerate() {
-            let Some(saved) = manifest.parameter(parameter.name()) else { continue };
-            let is_its = |group: &Group<O>| saved.group.as_ref() == Some(&group.pattern);
-            if let Some(group) = optimizer.groups.iter().position(is_its) {
-                self.group_of[index] = group;
+            let spec = parameter.spec();
+            let mut paths = std::iter::once(&spec.name).chain(&spec.aliases);
+            let Some(saved) = paths.find_map(|path| manifest.parameter(path)) else { continue };
+            let group = optimizer.group_of[index];
+            let (now, before) = (&optimizer.groups[group].pattern, saved.group.as_ref());
+            if let Some(before) = before.filter(|before| *before != now && !options.allow.groups) {
+                let name = parameter.name();
+                return Err(ZeroError::OddCheckpoint {
+                    reason: format!(
+                        "`{name}` was in the group `{before}`, and is in `{now}` now; make the same groups, or allow \
+                         others (`Allow::groups`)"
+                    ),
+                });
             }
             if saved.updates > 0 || !saved.states.is_empty() {
-                self.tensors[index].clone_from(&kept[self.group_of[index]]);
+                self.tensors[index].clone_from(&kept[group]);
             }
         }
         Ok(())
+    }
+
+    /// Knows now what will be loaded: what the checkpoint has not begins anew.
+    fn settle<O: ShardOptimizer>(
+        &mut self,
+        engine: &Engine,
+        optimizer: &ZeroOptimizer<O>,
+        found: &LoadReport,
+    ) -> Result<(), ZeroError> {
+        for (index, parameter) in engine.layout.parameters().iter().enumerate() {
+            let (states, tensors) = (&found.parameters[index].states, &mut self.tensors[index]);
+            if tensors.is_empty() || states.contains(&true) {
+                self.updates[index] = found.parameters[index].updates;
+            } else {
+                tensors.clear();
+            }
+            self.is_complete[index] = !states.contains(&false);
+            // No rank has a state of a parameter without elements.
+            if !tensors.is_empty() && parameter.numel() > 0 {
+                let rule = &optimizer.groups[optimizer.group_of[index]].optimizer;
+                rule.check_scalars(Host(engine), self.scalars(parameter)).map_err(|reason| {
+                    let name = parameter.name();
+                    ZeroError::OddCheckpoint { reason: format!("the optimizer state of `{name}`: {reason}") }
+                })?;
+            }
+        }
+        Ok(())
+    }
+
+    fn scalars(&self, parameter: &Parameter) -> Option<&Map<String, Value>> {
+        self.progress.scalars.get(parameter.name())
     }
 
     /// Loads shards, where nobody sees them yet, and states.
@@ -143,49 +188,45 @@ impl Plan {
         drop((values, state_tensors));
         if options.optimizer {
             let states = states.into_iter().map(|state| state.map(RefCell::into_inner));
-            self.take_up(engine, optimizer, &report, states)?;
+            self.take_up(engine, optimizer, states)?;
         }
         Ok((report, shards.end(engine)?))
     }
 
-    /// States to be filled, where this rank has elements whose states are saved.
+    /// States to be filled, where this rank has elements whose states are loaded.
     fn blanks<O: ShardOptimizer>(
         &self,
         engine: &Engine,
         optimizer: &mut ZeroOptimizer<O>,
     ) -> Result<Vec<Option<RefCell<O::State>>>, ZeroError> {
-        let nothing = Map::new();
         let parameters = engine.layout.parameters().iter().zip(&self.tensors);
         let blanks = parameters.map(|(parameter, tensors)| {
             let index = parameter.index();
             if tensors.is_empty() || engine.holdings.owned(index).is_empty() {
                 return Ok(None);
             }
-            let old = optimizer.states[index.index()].take();
-            let scalars = self.progress.scalars.get(parameter.name()).unwrap_or(&nothing);
-            let rule = &optimizer.groups[self.group_of[index.index()]].optimizer;
-            Ok(Some(RefCell::new(rule.blank(Host(engine), index, old, scalars)?)))
+            // What is there is of use where all of it is written anew; else it gives its room back first.
+            let old = optimizer.states[index.index()].take().filter(|_| self.is_complete[index.index()]);
+            let rule = &optimizer.groups[optimizer.group_of[index.index()]].optimizer;
+            Ok(Some(RefCell::new(rule.blank(Host(engine), index, old, self.scalars(parameter))?)))
         });
         blanks.collect()
     }
 
-    /// Gives the optimizer its states; what was not saved, or not loaded, begins anew.
+    /// Gives the optimizer its states; what is not loaded begins anew.
     fn take_up<O: ShardOptimizer>(
         &self,
         engine: &Engine,
         optimizer: &mut ZeroOptimizer<O>,
-        report: &LoadReport,
         states: impl Iterator<Item = Option<O::State>>,
     ) -> Result<(), ZeroError> {
-        for ((index, loaded), state) in report.parameters.iter().enumerate().zip(states) {
-            let has_states = self.tensors[index].is_empty() || loaded.states.contains(&true);
-            optimizer.updates[index] = if has_states { loaded.updates } else { 0 };
+        for (index, state) in states.enumerate() {
             optimizer.states[index] = match state {
-                Some(state) if loaded.states.contains(&true) => Some(state),
-                _ => {
-                    // What is there gives its room back first.
+                Some(state) => Some(state),
+                None => {
+                    // As above.
                     optimizer.states[index] = None;
-                    let rule = &optimizer.groups[self.group_of[index]].optimizer;
+                    let rule = &optimizer.groups[optimizer.group_of[index]].optimizer;
                     rule.begin(Host(engine), ParameterIndex::new(index))?
                 }
             };
@@ -194,17 +235,12 @@ impl Plan {
     }
 
     /// Gives the optimizer and the engine what is no tensor.
-    fn end<O: ShardOptimizer>(
-        self,
-        engine: &Engine,
-        optimizer: &mut ZeroOptimizer<O>,
-        checkpoint: &Checkpoint,
-    ) {
+    fn end<O: ShardOptimizer>(self, engine: &Engine, optimizer: &mut ZeroOptimizer<O>, manifest: &Manifest) {
         (optimizer.step, optimizer.skipped) = (self.progress.steps, self.progress.skipped);
-        optimizer.group_of = self.group_of;
+        optimizer.updates = self.updates;
         optimizer.count_states();
         for group in &mut optimizer.groups {
-            let saved = checkpoint.manifest().groups.iter().find(|saved| saved.name == group.pattern);
+            let saved = manifest.groups.iter().find(|saved| saved.name == group.pattern);
             if let Some(rate) = saved.and_then(|saved| rate_from(&saved.hyper_parameters)) {
                 group.rate = rate;
             }

@@ -47,8 +47,13 @@ pub trait Rule: Clone {
         host: Host<'_>,
         parameter: ParameterIndex,
         old: Option<Self::State>,
-        scalars: &Map<String, Value>,
+        scalars: Option<&Map<String, Value>>,
     ) -> Result<Self::State, ZeroError>;
+
+    /// Whether these are the scalars of a state; if not, why not.
+    fn check_scalars(&self, _: Host<'_>, _: Option<&Map<String, Value>>) -> Result<(), String> {
+        Ok(())
+    }
 
     /// Whether shards can be updated at this rate.
     fn takes_rate(&self, lr: f64) -> bool {
@@ -153,13 +158,17 @@ impl<O: Optimizer> Rule for O {
         host: Host<'_>,
         parameter: ParameterIndex,
         _: Option<Self::State>,
-        scalars: &Map<String, Value>,
+        scalars: Option<&Map<String, Value>>,
     ) -> Result<Self::State, ZeroError> {
         let numel = host.0.holdings.owned(parameter).len();
         pattern(self, host).blank(numel, scalars).map_err(|reason| {
             let name = host.0.parameter(parameter).name();
             ZeroError::OddCheckpoint { reason: format!("the optimizer state of `{name}`: {reason}") }
         })
+    }
+
+    fn check_scalars(&self, host: Host<'_>, scalars: Option<&Map<String, Value>>) -> Result<(), String> {
+        pattern(self, host).blank::<O::State<1>>(0, scalars).map(drop)
     }
 
     fn prepare(job: Job<Self>, _: bool) -> Finished<Self> {

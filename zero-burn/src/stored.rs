@@ -90,20 +90,25 @@ impl Pattern {
 
     /// Names that checkpoints can have, and types; `None` for types that they have not.
     pub(crate) fn tensors(&self) -> Option<Vec<(String, DType)>> {
-        let name = |path: &str| path[PREFIX.len() + 1..].replace('.', "__");
+        let name = |path: &str| path.trim_start_matches(PREFIX).trim_start_matches('.').replace('.', "__");
         let tensors = self.0.tensors.iter();
         tensors.map(|(path, data)| Some((name(path), host_dtype(data.dtype())?))).collect()
     }
 
     /// A state of `numel` elements, all zeros.
-    pub(crate) fn blank<S>(self, numel: usize, scalars: &Map<String, Value>) -> Result<Stored<S>, String> {
+    pub(crate) fn blank<S>(
+        self,
+        numel: usize,
+        scalars: Option<&Map<String, Value>>,
+    ) -> Result<Stored<S>, String> {
         let Self(mut sink) = self;
         for (_, data) in &mut sink.tensors {
             let bytes = vec![0; numel * data.dtype().size()];
             *data = TensorData::from_bytes_vec(bytes, [numel], data.dtype());
         }
         for (path, scalar) in &mut sink.scalars {
-            let saved = scalars.get(path).ok_or_else(|| format!("it has no `{path}`"))?;
+            let saved =
+                scalars.and_then(|scalars| scalars.get(path)).ok_or_else(|| format!("it has no `{path}`"))?;
             *scalar = serde_json::from_value(saved.clone()).map_err(|error| format!("`{path}`: {error}"))?;
         }
         Ok(Stored::Flat(sink))
@@ -136,7 +141,8 @@ impl<S: RecordState> Kept for Stored<S> {
     fn read(&self, tensor: usize, offset: u64, into: &mut [u8]) -> Result<(), BoxError> {
         let Self::Flat(sink) = self else { return Err(NOT_FLAT.into()) };
         let from = sink.tensors[tensor].1.as_bytes();
-        into.copy_from_slice(&from[offset as usize..][..into.len()]);
+        let from = from.get(offset as usize..).and_then(|from| from.get(..into.len()));
+        into.copy_from_slice(from.ok_or("its tensors are not as long as the parameter")?);
         Ok(())
     }
 

@@ -73,7 +73,7 @@ impl Zero {
     /// # }).unwrap();
     /// ```
     ///
-    /// Weights of `Linear` are transposed on the way. Optimizer state is left as it is: load before the first step.
+    /// The `weight` of a module named `Linear` is transposed on the way. Optimizer state is left as it is: load before the first step.
     ///
     /// # Errors
     ///

@@ -35,21 +35,20 @@ fn adam() -> Fused {
 }
 
 /// One rank of a run.
-struct Learner<'a, O: ShardOptimizer> {
+struct Learner<O: ShardOptimizer> {
     zero: Zero,
     model: Odd,
     optimizer: ZeroOptimizer<O>,
     checkpoints: Checkpoints,
     run: Run,
-    _storage: &'a Arc<dyn Storage>,
 }
 
-impl<'a, O: ShardOptimizer + Clone> Learner<'a, O> {
-    fn new(zero: Zero, optimizer: &O, storage: &'a Arc<dyn Storage>) -> Result<Self, ZeroError> {
+impl<O: ShardOptimizer + Clone> Learner<O> {
+    fn new(zero: Zero, optimizer: &O, storage: &Arc<dyn Storage>) -> Result<Self, ZeroError> {
         let model = zero.shard(Odd::new)?;
         let optimizer = zero.optimizer(optimizer.clone())?;
         let checkpoints = zero.checkpoints(Arc::clone(storage), SaverOptions::default())?;
-        Ok(Self { zero, model, optimizer, checkpoints, run: Run::new(), _storage: storage })
+        Ok(Self { zero, model, optimizer, checkpoints, run: Run::new() })
     }
 
     fn step(&mut self, at: usize) -> Result<(), ZeroError> {
@@ -149,6 +148,7 @@ fn a_resumed_run_is_the_one_that_was_not_interrupted() {
             ("f16, whose first steps overflow", f16),
             ("states on a disk", on_disk(plain.clone(), directory.path(), 0.7, 0.0)),
             ("masters on a disk", on_disk(bf16, directory.path(), 1.0, 0.6)),
+            ("updates beside compute", delayed),
         ];
         for (what, config) in configs {
             check_resume(&config, size, &adam(), &format!("{what} at {stage} on {size} ranks"));
@@ -309,20 +309,15 @@ fn groups_have_their_rates_and_parameters_their_groups() {
         let mut optimizer = grouped(&zero)?;
         optimizer.set_rate("*bias", GroupRate::Own(0.03))?;
         let mut checkpoints = zero.checkpoints(Arc::clone(&storage), SaverOptions::default())?;
-        let mut step = |at| -> Result<f64, ZeroError> {
+        let mut losses = Vec::new();
+        for at in 0..3 {
             zero.backward(model.loss(rows(at, 0..4, zero.device()), 0))?;
-            Ok(optimizer.step(LR, &mut model)?.loss)
-        };
-        step(0)?;
-        let losses = {
-            checkpoints.save(&mut optimizer, &Notes::default())?;
-            let mut step = |at| -> Result<f64, ZeroError> {
-                zero.backward(model.loss(rows(at, 0..4, zero.device()), 0))?;
-                Ok(optimizer.step(LR, &mut model)?.loss)
-            };
-            [step(1)?, step(2)?]
-        };
-        Ok(losses)
+            losses.push(optimizer.step(LR, &mut model)?.loss);
+            if at == 0 {
+                checkpoints.save(&mut optimizer, &Notes::default())?;
+            }
+        }
+        Ok([losses[1], losses[2]])
     });
     let manifest = Checkpoint::open_latest(Arc::clone(&storage)).unwrap().manifest().clone();
     let group = |name: &str| manifest.parameter(name).unwrap().group.clone().unwrap();
@@ -341,6 +336,89 @@ fn groups_have_their_rates_and_parameters_their_groups() {
         Ok([step(1)?, step(2)?])
     });
     assert_eq!(resumed, runs);
+
+    // Other groups are a difference.
+    with_engines(&config(Stage::Three), 2, |_, zero| {
+        zero.shard(Odd::new)?;
+        let mut optimizer = zero.optimizer(adam())?;
+        let mut checkpoints = zero.checkpoints(Arc::clone(&storage), SaverOptions::default())?;
+        let refused = checkpoints.load(&mut optimizer, None, &LoadOptions::default()).map(drop);
+        let Err(ZeroError::OddCheckpoint { reason }) = refused else { panic!("{refused:?}") };
+        assert!(reason.contains("was in the group `*bias`, and is in `*` now"), "{reason}");
+        let allow = Allow { groups: true, ..Allow::default() };
+        checkpoints.load(&mut optimizer, None, &LoadOptions { allow, ..LoadOptions::default() })?;
+        assert_eq!(optimizer.steps(), 1);
+        let same = zero.optimizer(adam())?.group("*", adam(), GroupRate::Times(1.0)).map(drop);
+        assert!(matches!(same, Err(ZeroError::SameGroup { .. })), "{same:?}");
+        Ok(())
+    });
+}
+
+#[test]
+fn states_that_are_missing_begin_anew_and_change_nothing_before_that_is_allowed() {
+    let plain = Sgd { momentum: 0.0, dampening: 0.0, nesterov: false, weight_decay: WeightDecay::None };
+    let storage = memory();
+    run(&config(Stage::Two), 2, &Fused::new(plain).unwrap(), &storage, 0..2, Some(2));
+    let allow = Allow { missing: true, ..Allow::default() };
+    let allowed = LoadOptions { allow, ..LoadOptions::default() };
+    check_fresh(&adam(), &storage, &allowed);
+    check_fresh(&adamw().build(), &storage, &allowed);
+}
+
+/// An optimizer that has taken steps takes up a checkpoint without its states: its next step is that of a new one.
+fn check_fresh(
+    optimizer: &(impl ShardOptimizer + Clone + Sync),
+    storage: &Arc<dyn Storage>,
+    allowed: &LoadOptions,
+) {
+    let next = |before: usize| {
+        with_engines(&config(Stage::Three), 2, |_, zero| {
+            let mut learner = Learner::new(zero, optimizer, storage)?;
+            for at in 0..before {
+                learner.step(at)?;
+            }
+            let Learner { checkpoints, optimizer, .. } = &mut learner;
+            let refused = checkpoints.load(optimizer, None, &LoadOptions::default()).map(drop);
+            assert!(matches!(refused, Err(ZeroError::Checkpoint(_))), "{refused:?}");
+            checkpoints.load(optimizer, None, allowed)?;
+            learner.run = Run::new();
+            learner.step(2)?;
+            learner.finish()
+        })
+    };
+    assert_eq!(next(3), next(0));
+}
+
+#[test]
+fn a_model_that_was_frozen_and_extended_is_taken_up_by_one_like_it() {
+    for stage in [Stage::One, Stage::Three] {
+        let storage = memory();
+        let train = |from: usize, save_at: Option<usize>| {
+            with_engines(&config(stage), 2, |_, zero| {
+                let mut learner = Learner::new(zero, &adam(), &storage)?;
+                let changed = learner.zero.extend(learner.model, |mut model, device| {
+                    model.blocks.push(LinearConfig::new(WIDTH, WIDTH).init(device));
+                    model
+                })?;
+                learner.model = learner.zero.freeze(changed, "input.*")?;
+                if from > 0 {
+                    learner.checkpoints.load(&mut learner.optimizer, None, &LoadOptions::default())?;
+                }
+                for at in from..6 {
+                    if at == 4 {
+                        learner.model = learner.zero.unfreeze(learner.model, "*")?;
+                    }
+                    learner.step(at)?;
+                    if save_at == Some(at + 1) {
+                        learner.checkpoints.save(&mut learner.optimizer, &Notes::default())?;
+                    }
+                }
+                learner.finish()
+            })
+        };
+        let (whole, resumed) = (train(0, Some(3)).remove(0), train(3, None).remove(0));
+        assert_eq!((resumed.losses, resumed.weights), (whole.losses[3..].to_vec(), whole.weights), "{stage}");
+    }
 }
 
 #[test]

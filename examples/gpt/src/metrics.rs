@@ -1,12 +1,13 @@
 //! One JSON object per step and line.
 
 use std::fs::{File, OpenOptions};
-use std::io::{Read as _, Seek as _, Write as _};
+use std::io::{Read as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use serde::Serialize;
+use tempfile::NamedTempFile;
 use zero_burn::{DType, Statistics};
 
 use crate::learner::Progress;
@@ -133,12 +134,15 @@ impl Metrics {
             record.and_then(|record| record["step"].as_u64()).is_some_and(|step| step <= taken as u64)
         };
         let kept: String = text.lines().filter(is_kept).flat_map(|line| [line, "\n"]).collect();
-        let mut rewrite = || {
-            file.set_len(0)?;
-            file.rewind()?;
-            file.write_all(kept.as_bytes())
+        let mut replace = || {
+            // Whoever kills the run finds the old file or the new one.
+            let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+            let mut new = NamedTempFile::new_in(folder.unwrap_or(Path::new(".")))?;
+            new.write_all(kept.as_bytes())?;
+            *file = new.persist(&*path)?;
+            Ok::<_, std::io::Error>(())
         };
-        if kept == text { Ok(()) } else { rewrite().with_context(|| write_failed(path)) }
+        if kept == text { Ok(()) } else { replace().with_context(|| write_failed(path)) }
     }
 
     /// Appends one line.

@@ -177,12 +177,14 @@ fn train_steps(
 fn finish(learner: &dyn Learner, settings: &Settings, curve: &Curve, device: &Device) -> Result<()> {
     let bits = |nats: f64| nats / std::f64::consts::LN_2;
     let losses: Vec<f64> = curve.train.iter().map(|&loss| bits(loss)).collect();
-    say!(
-        "loss: {:.4} bits per byte in training (first step {:.4}), {:.4} held out",
-        bits(curve.last.loss),
-        losses.first().copied().unwrap_or(f64::NAN),
-        bits(curve.held_out)
-    );
+    match losses.first() {
+        Some(first) => say!(
+            "loss: {:.4} bits per byte in training (first step {first:.4}), {:.4} held out",
+            bits(curve.last.loss),
+            bits(curve.held_out)
+        ),
+        None => say!("loss: {:.4} bits per byte held out; no step was left to train", bits(curve.held_out)),
+    }
     let text = sample::generate(
         &learner.model(),
         &settings.model,
@@ -192,6 +194,9 @@ fn finish(learner: &dyn Learner, settings: &Settings, curve: &Curve, device: &De
         device,
     );
     say!("sample:\n{}", sample::shown(&text));
+    if losses.is_empty() {
+        return Ok(());
+    }
     match chart::draw(Path::new(CHART), &losses, bits(curve.held_out)) {
         Ok(()) => say!("loss curve: {CHART}"),
         // What was trained is told all the same.

@@ -110,11 +110,13 @@ impl Saving {
 
     /// Saves what is not saved, and waits until all is there.
     pub(crate) fn finish(&mut self, steps: usize, optimizer: &mut ZeroOptimizer<Fused>) -> Result<()> {
-        if steps != self.saved {
+        // That an earlier one failed is no reason to lose the last.
+        let earlier = self.checkpoints.finish();
+        if steps != self.saved || earlier.is_err() {
             let notes = self.notes(steps);
             self.checkpoints.save(optimizer, &notes)?;
         }
-        self.checkpoints.finish()?;
+        earlier?;
         Ok(())
     }
 

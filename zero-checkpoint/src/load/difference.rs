@@ -119,6 +119,8 @@ pub struct Allow {
     pub dtype: bool,
     /// Parameters may be tied otherwise: each path gets what the checkpoint has under it.
     pub aliases: bool,
+    /// Parameters may be in other groups. For who knows of groups: a load by itself does not look at them.
+    pub groups: bool,
 }
 
 impl Allow {
