@@ -10,8 +10,8 @@ use burn::module::Module;
 use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
 use burn::optim::{AdaGradConfig, AdamWConfig, LionConfig, RmsPropConfig, SgdConfig};
 use burn::store::ModuleRecord;
-use burn::tensor::{Device, FloatDType};
-use common::{INPUT, LR, Odd, Run, WIDTH, adamw, config, rows, weights, whole, with_engines, world};
+use burn::tensor::Device;
+use common::{INPUT, LR, Odd, Run, WIDTH, adamw, cast, config, rows, weights, whole, with_engines, world};
 use zero_burn::{
     Adagrad, Adam, Allow, Bytes, CheckpointError, Checkpoints, DType, Fused, GroupRate, LoadOptions,
     LocalStorage, LocalWorld, MemoryStorage, NameMap, Notes, Offload, Partition, Placement, PublishedWeights,
@@ -54,12 +54,7 @@ impl<O: ShardOptimizer + Clone> Learner<O> {
     fn step(&mut self, at: usize) -> Result<(), ZeroError> {
         let comm = self.zero.communicator();
         let share = Partition::new(ROWS, comm.world_size()).range(comm.rank());
-        let float = match self.zero.config().precision.compute {
-            DType::F16 => FloatDType::F16,
-            DType::BF16 => FloatDType::BF16,
-            _ => FloatDType::F32,
-        };
-        let rows = rows(at, share.clone(), self.zero.device()).cast(float);
+        let rows = cast(rows(at, share.clone(), self.zero.device()), self.zero.config());
         self.zero.backward_weighted(self.model.loss(rows, 0), share.len() as f64)?;
         self.run.record(&self.optimizer.step(LR, &mut self.model)?);
         Ok(())
@@ -602,12 +597,7 @@ fn published_weights_are_loaded_shard_by_shard() {
                 assert!(report.parameters.iter().all(|parameter| parameter.values));
                 assert_eq!(weights(&whole(&zero, &model)?), expected, "{stage} on {size} ranks");
                 let mut optimizer = zero.optimizer(adam())?;
-                let float = if zero.config().precision.compute == DType::F32 {
-                    FloatDType::F32
-                } else {
-                    FloatDType::BF16
-                };
-                zero.backward(model.loss(rows(0, 0..4, zero.device()).cast(float), 0))?;
+                zero.backward(model.loss(cast(rows(0, 0..4, zero.device()), zero.config()), 0))?;
                 assert!(optimizer.step(LR, &mut model)?.applied);
                 Ok(())
             });

@@ -5,7 +5,7 @@ mod common;
 use burn::module::{Module, ModuleMapper, Param};
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{Device, Tensor};
-use common::{INPUT, LR, Odd, SEED, Weights, config, rows, weights, with_engines};
+use common::{INPUT, LR, Odd, SEED, Weights, cast, config, rows, weights, with_engines};
 use zero_burn::{
     Adam, DType, Fused, Offload, Partition, Placement, Stage, Tier, ZeroConfig, ZeroError, materialize,
 };
@@ -100,17 +100,13 @@ fn a_delayed_update_is_the_algorithm_of_the_paper() {
 }
 
 fn train(config: &ZeroConfig, size: usize) -> (Vec<f64>, Weights) {
-    let float = match config.precision.compute {
-        DType::BF16 => burn::tensor::FloatDType::BF16,
-        _ => burn::tensor::FloatDType::F32,
-    };
     let mut runs = with_engines(config, size, |comm, zero| {
         let mut model = zero.shard(Odd::new)?;
         let mut optimizer = zero.optimizer(Fused::new(Adam::ADAMW)?)?;
         let share = Partition::new(BATCH, comm.world_size()).range(comm.rank());
         let mut losses = Vec::new();
         for step in 0..STEPS {
-            let input = rows(step, share.clone(), zero.device()).cast(float);
+            let input = cast(rows(step, share.clone(), zero.device()), config);
             zero.backward(model.loss(input, 0))?;
             losses.push(optimizer.step(LR, &mut model)?.loss);
             if step == 4 {

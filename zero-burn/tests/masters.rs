@@ -7,10 +7,10 @@ use std::path::Path;
 
 use burn::module::Module;
 use burn::nn::LinearConfig;
-use burn::tensor::{Device, FloatDType};
+use burn::tensor::Device;
 use common::{
-    LR, Odd, Run, WIDTH, alter, config, data_files, no_skips, restore, rows, sharded_by, weights, whole,
-    with_engines,
+    LR, Odd, Run, WIDTH, alter, cast, config, data_files, no_skips, restore, rows, sharded_by, weights,
+    whole, with_engines,
 };
 use zero_burn::{
     Adam, Bytes, DType, Fused, MemorySetup, Offload, OptimizerCost, Placement, Rank, ReduceGradients, Sgd,
@@ -46,9 +46,7 @@ fn sgd() -> Fused {
 }
 
 fn step(zero: &Zero, model: &Odd, at: usize) -> Result<(), ZeroError> {
-    let float =
-        if zero.config().precision.compute == DType::F16 { FloatDType::F16 } else { FloatDType::BF16 };
-    zero.backward(model.loss(rows(at, 0..4, zero.device()).cast(float), 0))
+    zero.backward(model.loss(cast(rows(at, 0..4, zero.device()), zero.config()), 0))
 }
 
 #[test]

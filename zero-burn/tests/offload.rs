@@ -6,9 +6,10 @@ use std::fs;
 use std::path::Path;
 
 use burn::optim::AdamWConfig;
-use burn::tensor::{Device, FloatDType};
+use burn::tensor::Device;
 use common::{
-    LR, Odd, Weights, alter, config, data_files, no_skips, restore, rows, sharded_by, weights, with_engines,
+    LR, Odd, Weights, alter, cast, config, data_files, no_skips, restore, rows, sharded_by, weights,
+    with_engines,
 };
 use zero_burn::{
     Adagrad, Adam, Bytes, DType, Fused, Offload, Partition, Placement, ReduceGradients, ShardOptimizer,
@@ -167,8 +168,6 @@ fn accumulate_twice(
     size: usize,
     optimizer: &(impl ShardOptimizer + Clone + Sync),
 ) -> (Vec<(f64, f64)>, Weights) {
-    let is_mixed = config.precision.compute == DType::BF16;
-    let float = if is_mixed { FloatDType::BF16 } else { FloatDType::F32 };
     let mut runs = with_engines(config, size, |comm, zero| {
         let mut model = zero.shard(Odd::new)?;
         let mut optimizer = zero.optimizer(optimizer.clone())?;
@@ -176,7 +175,7 @@ fn accumulate_twice(
         let mut outcomes = Vec::new();
         for step in 0..STEPS {
             for micro in 0..2 {
-                let input = rows(2 * step + micro, share.clone(), zero.device()).cast(float);
+                let input = cast(rows(2 * step + micro, share.clone(), zero.device()), config);
                 zero.backward(model.loss(input, 0))?;
                 let gradients = zero.memory()?.state.gradients;
                 let all =

@@ -5,8 +5,7 @@ mod common;
 use std::num::NonZeroU32;
 
 use burn::optim::AdamWConfig;
-use burn::tensor::Tensor;
-use common::{LR, Odd, Run, adamw, config, no_skips, rows, sharded, weights, with_engines, world};
+use common::{LR, Odd, Run, adamw, cast, config, no_skips, rows, sharded, weights, with_engines, world};
 use zero_burn::{
     AtMinScale, DType, DynamicLossScale, LossScaling, Partition, Precision, ReduceGradients, Stage,
     StepOutcome, ZeroConfig, ZeroError,
@@ -47,15 +46,6 @@ fn train(config: &ZeroConfig, steps: usize, overflows: &[usize]) -> (Run, Vec<St
         Ok((run, outcomes))
     });
     runs.swap_remove(0)
-}
-
-fn cast<const D: usize>(rows: Tensor<D>, config: &ZeroConfig) -> Tensor<D> {
-    use burn::tensor::FloatDType;
-    rows.cast(match config.precision.compute {
-        DType::F16 => FloatDType::F16,
-        DType::BF16 => FloatDType::BF16,
-        _ => FloatDType::F32,
-    })
 }
 
 #[test]

@@ -2,8 +2,8 @@
 
 mod common;
 
-use burn::tensor::{Device, FloatDType};
-use common::{LR, Odd, Run, adamw, config, processes, rows, weights, with_engines};
+use burn::tensor::Device;
+use common::{LR, Odd, Run, adamw, cast, config, processes, rows, weights, with_engines};
 use zero_burn::{Bytes, DType, Partition, Stage, Zero, ZeroError};
 
 const BATCH: usize = 6;
@@ -15,11 +15,9 @@ fn train(zero: &Zero) -> Result<(Run, Bytes), ZeroError> {
     let mut model = zero.shard(Odd::new)?;
     let mut optimizer = zero.optimizer(adamw().build())?;
     let share = Partition::new(BATCH, comm.world_size()).range(comm.rank());
-    let is_mixed = zero.config().precision.compute == DType::BF16;
-    let float = if is_mixed { FloatDType::BF16 } else { FloatDType::F32 };
     let (mut run, mut windows) = (Run::new(), Bytes::ZERO);
     for step in 0..STEPS {
-        let input = rows(step, share.clone(), zero.device()).cast(float);
+        let input = cast(rows(step, share.clone(), zero.device()), zero.config());
         zero.backward(model.loss(input, 0))?;
         let outcome = optimizer.step(LR, &mut model)?;
         run.record(&outcome);

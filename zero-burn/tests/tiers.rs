@@ -4,8 +4,7 @@ mod common;
 
 use std::fs;
 
-use burn::tensor::FloatDType;
-use common::{LR, Odd, Run, config, rows, weights, whole, with_engines};
+use common::{LR, Odd, Run, cast, config, rows, weights, whole, with_engines};
 use zero_burn::{
     Adam, Bytes, DType, Fused, LossScaling, Offload, Placement, ReduceGradients, Stage, Tier, ZeroConfig,
 };
@@ -14,11 +13,6 @@ const SIZE: usize = 2;
 
 /// Two steps of two backwards each.
 fn run(config: &ZeroConfig) -> Run {
-    let float = match config.precision.compute {
-        DType::F32 => FloatDType::F32,
-        DType::F16 => FloatDType::F16,
-        _ => FloatDType::BF16,
-    };
     let mut runs = with_engines(config, SIZE, |comm, zero| {
         let mut model = zero.shard(Odd::new)?;
         let mut optimizer = zero.optimizer(Fused::new(Adam::ADAMW)?)?;
@@ -26,7 +20,7 @@ fn run(config: &ZeroConfig) -> Run {
         let mut run = Run::new();
         for step in 0..2 {
             for micro in 0..2 {
-                let rows = rows(2 * step + micro, first..first + 2, zero.device()).cast(float);
+                let rows = cast(rows(2 * step + micro, first..first + 2, zero.device()), config);
                 zero.backward(model.loss(rows, 0))?;
             }
             run.record(&optimizer.step(LR, &mut model)?);

@@ -236,6 +236,15 @@ pub fn processes<T: Send>(
     })
 }
 
+/// Rows in the type that layers compute in.
+pub fn cast<const D: usize>(rows: Tensor<D>, config: &ZeroConfig) -> Tensor<D> {
+    rows.cast(match config.precision.compute {
+        DType::F16 => FloatDType::F16,
+        DType::BF16 => FloatDType::BF16,
+        _ => FloatDType::F32,
+    })
+}
+
 /// What a run gives: the outcome of each step and the final weights.
 #[derive(Debug, PartialEq)]
 pub struct Run {
@@ -295,11 +304,6 @@ pub fn sharded_by(
     batch: usize,
     skips: Skips<'_>,
 ) -> Run {
-    let float = match config.precision.compute {
-        DType::BF16 => FloatDType::BF16,
-        DType::F16 => FloatDType::F16,
-        _ => FloatDType::F32,
-    };
     let mut runs = with_engines(config, size, |comm, zero| {
         let mut model = zero.shard(Odd::new)?;
         let mut optimizer = zero.optimizer(optimizer.clone())?;
@@ -309,7 +313,7 @@ pub fn sharded_by(
             if share.is_empty() {
                 zero.skip_backward()?;
             } else {
-                let input = rows(step, share.clone(), zero.device()).cast(float);
+                let input = cast(rows(step, share.clone(), zero.device()), config);
                 let loss = model.loss(input, skips(step, comm.rank().index()));
                 zero.backward_weighted(loss, share.len() as f64)?;
             }
