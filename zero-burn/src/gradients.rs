@@ -356,6 +356,9 @@ impl GradientStore {
             }
         });
         let sums: Vec<_> = sums.collect();
+        if let Some(spill) = &engine.spill {
+            spill.turn();
+        }
         Ok(if engine.config.stage.shards_optimizer() {
             OwnedGradients::Parts(sums)
         } else {

@@ -264,14 +264,14 @@ impl<O: ShardOptimizer> ZeroOptimizer<O> {
                 self.finish(prepared)?;
             }
             engine.recorder.note(Activity::Update, "step", 0, begin);
-            self.step += 1;
+            self.step = self.step.saturating_add(1);
         } else {
             let found = engine.find_not_finite(arrived, &gradients)?;
             not_finite = found.map(|(parameter, rank)| NotFinite {
                 parameter: engine.parameter(parameter).name().to_owned(),
                 rank,
             });
-            self.skipped += 1;
+            self.skipped = self.skipped.saturating_add(1);
             tracing::warn!(?not_finite, loss_scale, "a gradient is not finite, the step is skipped");
         }
         let counted = engine.statistics();
@@ -391,7 +391,7 @@ impl<O: ShardOptimizer> ZeroOptimizer<O> {
             parameter,
             group: self.group_of[parameter.index()],
             lr: rates[parameter.index()],
-            step: self.updates[parameter.index()] + 1,
+            step: self.updates[parameter.index()].saturating_add(1),
         });
         let job = Job {
             updates: updates.collect(),
@@ -419,7 +419,10 @@ impl<O: ShardOptimizer> ZeroOptimizer<O> {
             }
         }
         let shards = outcome?;
-        updated.iter().for_each(|parameter| self.updates[parameter.index()] += 1);
+        for parameter in updated {
+            let updates = &mut self.updates[parameter.index()];
+            *updates = updates.saturating_add(1);
+        }
         self.engine.replace_shards(shards, &nothing_here)
     }
 

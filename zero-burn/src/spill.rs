@@ -1,5 +1,6 @@
 //! Gradients on a disk, from backward to step.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use zero_core::{Bucket, Bytes, Rank, Stage, Tier};
@@ -13,8 +14,11 @@ use crate::engine::lock;
 /// Room on a disk for this rank's sums of each bucket.
 #[derive(Debug)]
 pub(crate) struct Spill {
-    /// By bucket; nothing where they stay in memory.
-    places: Vec<Option<Arc<Place>>>,
+    /// By bucket; nothing where they stay in memory. With updates beside compute there are two, for the sums that one reads
+    /// and for those of the step after it.
+    places: Vec<Vec<Arc<Place>>>,
+    /// Counts steps.
+    turn: AtomicUsize,
 }
 
 /// The sums of one bucket on a disk.
@@ -40,19 +44,22 @@ impl Spill {
             let buffers = offload.buffer_bytes.min(largest).max(offload.block_bytes);
             let store = open_store(base, placement.path.as_deref(), buffers)?;
             let mut missing = placement.elements(sums.iter().sum());
+            let turns = if offload.delayed_update { 2 } else { 1 };
             let places = labels.iter().zip(sums).map(|(label, &bytes)| {
                 if missing == 0 || bytes == 0 {
-                    return Ok(None);
+                    return Ok(Vec::new());
                 }
                 missing = missing.saturating_sub(bytes);
-                let slot = store.reserve(label, bytes as u64)?;
-                Ok(Some(Arc::new(Place {
-                    slot: Mutex::new(slot),
-                    failure: Mutex::default(),
-                    traffic: Arc::clone(&base.traffic),
-                })))
+                let place = |_| {
+                    Ok(Arc::new(Place {
+                        slot: Mutex::new(store.reserve(label, bytes as u64)?),
+                        failure: Mutex::default(),
+                        traffic: Arc::clone(&base.traffic),
+                    }))
+                };
+                (0..turns).map(place).collect()
             });
-            Ok(Self { places: places.collect::<Result<_, StoreError>>()? })
+            Ok(Self { places: places.collect::<Result<_, StoreError>>()?, turn: AtomicUsize::new(0) })
         };
         let spill =
             open().map_err(|error: StoreError| ZeroError::from(error).during("making room for gradients"))?;
@@ -60,7 +67,13 @@ impl Spill {
     }
 
     pub(crate) fn place(&self, bucket: usize) -> Option<&Arc<Place>> {
-        self.places[bucket].as_ref()
+        let places = &self.places[bucket];
+        places.get(self.turn.load(Ordering::Acquire) % places.len().max(1))
+    }
+
+    /// Lets what is there now be, for an update to read: what comes next goes to the other places, if there are some.
+    pub(crate) fn turn(&self) {
+        self.turn.fetch_add(1, Ordering::AcqRel);
     }
 
     /// The first thing that went wrong beside compute since the last call.

@@ -7,7 +7,8 @@ use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{Device, Tensor};
 use common::{INPUT, LR, Odd, SEED, Weights, cast, config, rows, weights, with_engines};
 use zero_burn::{
-    Adam, DType, Fused, Offload, Partition, Placement, Stage, Tier, ZeroConfig, ZeroError, materialize,
+    Adam, DType, Fused, Offload, Partition, Placement, ReduceGradients, Stage, Tier, ZeroConfig, ZeroError,
+    materialize,
 };
 use zero_offload::{HostOptimizer, Update, Workers};
 
@@ -145,6 +146,17 @@ fn delayed_updates_give_the_same_bits_at_every_stage_and_on_a_disk() {
                     expected,
                     "{compute} at {stage} on {size} ranks, on a disk"
                 );
+                // An update reads its gradients while those of the next step are written.
+                on_disk.offload.gradients = on_disk.offload.optimizer.clone();
+                on_disk.reduce_gradients = Some(ReduceGradients::EveryBackward);
+                for fraction in [1.0, 0.4] {
+                    on_disk.offload.gradients.fraction = fraction;
+                    assert_eq!(
+                        train(&on_disk, size),
+                        expected,
+                        "{compute} at {stage} on {size} ranks, {fraction} of the gradients on a disk"
+                    );
+                }
             }
         }
     }

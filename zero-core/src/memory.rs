@@ -138,7 +138,8 @@ pub struct MemoryPlan {
     pub bucket: Bytes,
     /// The buffers between memory and the disk, [`Offload::buffer_bytes`] once whatever is there; zero if nothing is.
     pub buffers: Bytes,
-    /// What the disk has to have room for: twice the state that is there, pages that are not full aside.
+    /// What the disk has to have room for: twice the state that is there, and gradients twice that with updates beside
+    /// compute; pages that are not full aside.
     pub disk: StateBytes,
 }
 
@@ -192,7 +193,20 @@ impl MemorySetup {
             ahead: self.ahead(layout, gathered),
             bucket: self.bucket(layout),
             buffers: if disk == StateBytes::default() { Bytes::ZERO } else { self.offload.buffer_bytes },
-            disk: disk.zip(disk, |bytes, _| bytes.saturating_mul(PLACES_ON_DISK)),
+            disk: self.on_disk(disk),
+        }
+    }
+
+    /// What `state` takes of a disk.
+    fn on_disk(&self, state: StateBytes) -> StateBytes {
+        // One update reads its gradients while those of the next step come.
+        let turns = if self.offload.delayed_update { 2 } else { 1 };
+        let StateBytes { parameters, gradients, optimizer } = state;
+        let takes = |bytes: Bytes, times: u64| Bytes::new(bytes.get().saturating_mul(PLACES_ON_DISK * times));
+        StateBytes {
+            parameters: takes(parameters, 1),
+            gradients: takes(gradients, turns),
+            optimizer: takes(optimizer, 1),
         }
     }
 

@@ -199,6 +199,9 @@ fn what_is_on_a_disk_leaves_memory_and_takes_twice_its_size_there() {
         ..in_memory
     };
     assert_eq!(plan(Stage::Three, 0), expected);
+    let beside = Offload { delayed_update: true, ..offload.clone() };
+    let beside = setup(Stage::Three, &beside).plan(&layout, Rank::ROOT);
+    assert_eq!(beside.disk, bytes(0, 2 * 2 * 7 * 4, 2 * 4 * 8));
     // Of rank 1's 5 and 1: 3 and 1 states.
     assert_eq!(plan(Stage::Three, 1).disk, bytes(0, 2 * 6 * 4, 2 * 4 * 8));
     assert_eq!(plan(Stage::Two, 0).disk, expected_disk);
