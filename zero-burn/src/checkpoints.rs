@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use zero_checkpoint::{
     Checkpoint, CheckpointError, Coordinator, LoadOptions, LoadReport, Pending, Registry, Saved, Saver,
     SaverOptions, Storage, WeightLayout,
@@ -165,20 +165,30 @@ impl Checkpoints {
     ///
     /// # Errors
     ///
-    /// [`ZeroError::Checkpoint`] if storage fails, with [`ZeroError::RefusedElsewhere`] on the other ranks;
-    /// [`ZeroError::NotSharded`].
+    /// [`ZeroError::Checkpoint`] if storage fails or the newest is damaged; [`ZeroError::NotSharded`],
+    /// [`ZeroError::Communication`].
     pub fn newest(&self) -> Result<Option<u64>, ZeroError> {
         let engine = self.slot.get()?;
         let is_root = engine.comm.rank() == Rank::ROOT;
-        let newest = match is_root.then(|| Checkpoint::open_latest(Arc::clone(&self.storage))) {
-            Some(Ok(checkpoint)) => Ok([1, checkpoint.manifest().step as i64]),
-            Some(Err(CheckpointError::NoCheckpoint { .. })) | None => Ok([0, 0]),
-            Some(Err(error)) => Err(error.into()),
+        let found = match is_root.then(|| Checkpoint::open_latest(Arc::clone(&self.storage))) {
+            Some(Ok(checkpoint)) => Ok(Some(checkpoint.manifest().step)),
+            Some(Err(CheckpointError::NoCheckpoint { .. })) | None => Ok(None),
+            Some(Err(error)) => Err(error),
         };
-        let mut newest = engine.together(newest)?;
-        let told = engine.comm.broadcast(&mut newest, Rank::ROOT, "the newest checkpoint");
-        engine.fail(told.during(|| String::from("looking for a checkpoint")))?;
-        Ok((newest[0] == 1).then_some(newest[1] as u64))
+        // All ranks tell the same cause, whichever of them is heard.
+        let told =
+            json!({ "step": found.as_ref().ok(), "error": found.as_ref().err().map(ToString::to_string) });
+        let told = is_root.then(|| told.to_string().into_bytes());
+        let told = engine.comm.broadcast_bytes(told, Rank::ROOT, "the newest checkpoint");
+        let told = engine.fail(told.during(|| String::from("looking for a checkpoint")))?;
+        let told: Value = serde_json::from_slice(&told).unwrap_or_default();
+        match (found, told["error"].as_str()) {
+            (Err(error), _) => Err(error.into()),
+            (Ok(_), Some(reason)) => {
+                Err(CheckpointError::Elsewhere { rank: Rank::ROOT, reason: reason.to_owned() }.into())
+            }
+            (Ok(_), None) => Ok(told["step"].as_u64()),
+        }
     }
 
     /// Loads the checkpoint of `step`, or the newest, into the model and its optimizer. Collective.

@@ -123,9 +123,9 @@ pub use zero::Zero;
 #[cfg(unix)]
 pub use zero_checkpoint::LocalStorage;
 pub use zero_checkpoint::{
-    Allow, Checkpoint, CheckpointError, Difference, LoadOptions, LoadReport, LoadedParameter, MemoryStorage,
-    ModelIdentity, NameMap, OnBusy, Pending, PublishedWeights, Registry, Retention, Saved, SaverOptions,
-    Storage,
+    Allow, Checkpoint, CheckpointError, Difference, Digest, LoadOptions, LoadReport, LoadedParameter,
+    MemoryStorage, ModelIdentity, NameMap, OnBusy, Pending, PublishedWeights, Registry, Retention, Saved,
+    SaverOptions, Storage,
 };
 #[cfg(feature = "launcher")]
 pub use zero_comm::launcher;

@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
+use zero_burn::Digest;
 
 use crate::rows::Rows;
 
@@ -76,6 +77,11 @@ impl Corpus {
     /// Bytes to train on.
     pub fn train_bytes(&self) -> usize {
         self.train.len()
+    }
+
+    /// The hash of the text to train on.
+    pub fn digest(&self) -> String {
+        Digest::of(&self.train).to_string()
     }
 
     /// Bytes held out.

@@ -67,14 +67,15 @@ pub struct Flags {
     #[arg(long, value_name = "DIR", conflicts_with = "plain")]
     pub(crate) checkpoint_dir: Option<PathBuf>,
     /// Saves every so many steps, beside training.
-    #[arg(long, value_name = "N", requires = "checkpoint_dir")]
+    #[arg(long, value_name = "N", requires = "checkpoint_dir", value_parser = positive)]
     pub(crate) save_every: Option<NonZeroUsize>,
     /// Keeps so many checkpoints, the newest; all by default.
-    #[arg(long, value_name = "K", requires = "checkpoint_dir")]
+    #[arg(long, value_name = "K", requires = "checkpoint_dir", value_parser = positive)]
     pub(crate) keep: Option<NonZeroUsize>,
-    /// Goes on from the newest checkpoint, if there is one; ranks, stage and offload may differ from those that saved it.
-    #[arg(long, requires = "checkpoint_dir")]
-    pub(crate) resume: bool,
+    /// Goes on from the newest checkpoint, if there is one, or from that of a step; ranks, stage and offload may differ from
+    /// those that saved it.
+    #[arg(long, value_name = "STEP", requires = "checkpoint_dir", num_args = 0..=1, require_equals = true)]
+    pub(crate) resume: Option<Option<u64>>,
     /// Trains with Burn alone, without ZeRO, for comparison.
     #[arg(long, conflicts_with_all = ["ranks", "stage"])]
     pub(crate) plain: bool,
@@ -119,6 +120,10 @@ fn offload(text: &str) -> Result<(Kind, Placement), String> {
         (Tier::Device | Tier::Host, Some(_)) => Err(format!("a directory is of no use on the {tier}")),
         _ => Ok((kind, Placement { tier, path, ..Placement::default() })),
     }
+}
+
+fn positive(text: &str) -> Result<NonZeroUsize, String> {
+    text.parse().map_err(|_| String::from("a whole number from 1 on is needed"))
 }
 
 fn dtype(name: &str) -> Result<DType, String> {

@@ -112,6 +112,8 @@ impl Metrics {
     /// When it cannot be written.
     pub fn open(path: Option<&Path>, resumes: bool) -> Result<Self> {
         let open = |path: &Path| {
+            // What is no file has no lines to keep.
+            let resumes = resumes && (path.is_file() || !path.exists());
             let mut options = OpenOptions::new();
             options.read(resumes).write(true).create(true).truncate(!resumes);
             let file = options.open(path).with_context(|| write_failed(path))?;

@@ -17,6 +17,7 @@ use crate::learner::{Learner, Progress};
 use crate::metrics::Metrics;
 use crate::observer::Observer;
 use crate::plain::Plain;
+use crate::saving::Resume;
 use crate::settings::Settings;
 use crate::sharded::Sharded;
 use crate::trace::{Timeline, TraceFile};
@@ -52,7 +53,11 @@ pub fn run(settings: &Settings) -> Result<ExitCode> {
             bail!("the {what} would overwrite {}, which is in the corpus", path.display());
         }
     }
-    let resumes = settings.checkpoints.as_ref().is_some_and(|checkpoints| checkpoints.resume);
+    let checkpoints = settings.checkpoints.as_ref();
+    if let Some(checkpoints) = checkpoints.filter(|_| speaks) {
+        checkpoints.prepare()?;
+    }
+    let resumes = checkpoints.is_some_and(|checkpoints| checkpoints.resume != Resume::Never);
     let metrics = Metrics::open(settings.metrics.as_deref().filter(|_| speaks), resumes)?;
     let trace = settings.trace.as_deref().filter(|_| speaks).map(TraceFile::create).transpose()?;
     if speaks {
@@ -99,8 +104,8 @@ pub fn run(settings: &Settings) -> Result<ExitCode> {
                 false => (None, None),
             };
             let (taken, told) = learner.resume(&corpus)?;
-            if let (true, Some(told)) = (root, told) {
-                say!("{told}");
+            for line in told.iter().filter(|_| root) {
+                say!("{line}");
             }
             let curve = train_steps(&mut learner, settings, &corpus, observer, taken)?;
             if settings.trace.is_some() {

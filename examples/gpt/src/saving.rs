@@ -1,12 +1,14 @@
 //! Checkpoints of a run.
 
+use std::collections::BTreeSet;
+use std::fs;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use anyhow::{Result, anyhow};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use serde::{Deserialize, Serialize};
-use serde_json::json;
+use serde_json::{Map, Value, json};
 use zero_burn::{
     Checkpoints, Fused, LoadOptions, LocalStorage, ModelIdentity, Notes, Registry, Retention, SaverOptions,
     Zero, ZeroOptimizer,
@@ -24,8 +26,34 @@ pub struct CheckpointSettings {
     pub every: Option<NonZeroUsize>,
     /// How many are kept; `None` for all.
     pub keep: Option<NonZeroUsize>,
-    /// Whether the run goes on from the newest, if there is one.
-    pub resume: bool,
+    /// What the run goes on from.
+    pub resume: Resume,
+}
+
+/// What a run goes on from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Resume {
+    /// Nothing.
+    #[default]
+    Never,
+    /// The newest checkpoint, if there is one.
+    Newest,
+    /// The checkpoint of this step.
+    Step(u64),
+}
+
+impl CheckpointSettings {
+    /// Makes the folder, and tries whether something can be written there.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot.
+    pub fn prepare(&self) -> Result<()> {
+        let folder = &self.folder;
+        let made = fs::create_dir_all(folder).and_then(|()| tempfile::tempfile_in(folder));
+        made.with_context(|| format!("cannot write checkpoints to {}", folder.display()))?;
+        Ok(())
+    }
 }
 
 /// One rank's part in saving a run.
@@ -40,13 +68,14 @@ pub(crate) struct Saving {
 }
 
 /// How far the data has been read, and what decides which rows come next.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct DataPosition {
     /// Steps, those that were skipped included.
     steps: usize,
     seed: u64,
     batch: usize,
-    corpus_bytes: usize,
+    /// The hash of the text.
+    corpus: String,
 }
 
 impl Saving {
@@ -72,31 +101,49 @@ impl Saving {
                 steps: 0,
                 seed: settings.zero.seed,
                 batch: settings.train.batch,
-                corpus_bytes: corpus.train_bytes(),
+                corpus: corpus.digest(),
             },
             registry: Registry { model: Some(model), config, ..Registry::default() },
             saved: 0,
         })
     }
 
-    /// Goes on from the newest checkpoint, if that is wanted and there is one: gives the steps taken, and what to tell.
-    pub(crate) fn resume(&mut self, optimizer: &mut ZeroOptimizer<Fused>) -> Result<(usize, Option<String>)> {
-        if !self.settings.resume {
-            return Ok((0, None));
-        }
+    /// Goes on from a checkpoint, if that is wanted: gives the steps taken, and what to tell.
+    pub(crate) fn resume(&mut self, optimizer: &mut ZeroOptimizer<Fused>) -> Result<(usize, Vec<String>)> {
         let folder = self.settings.folder.display();
-        let Some(newest) = self.checkpoints.newest()? else {
-            return Ok((0, Some(format!("no checkpoint in {folder}: training from the beginning"))));
+        let step = match (self.settings.resume, self.checkpoints.newest()?) {
+            (Resume::Step(step), _) => step,
+            (Resume::Newest, Some(step)) => step,
+            (Resume::Newest, None) => {
+                return Ok((0, vec![format!("no checkpoint in {folder}: training from the beginning")]));
+            }
+            (Resume::Never, None) => return Ok((0, Vec::new())),
+            (Resume::Never, Some(step)) => bail!(
+                "{folder} has a checkpoint of step {step} of another run: go on from it with --resume, or name another \
+                 folder"
+            ),
         };
-        let loaded = self.checkpoints.load(optimizer, Some(newest), &LoadOptions::default())?;
+        let loaded = self.checkpoints.load(optimizer, Some(step), &LoadOptions::default())?;
+        let (place, config) = (loaded.place, loaded.notes.registry.config);
         let saved: DataPosition = serde_json::from_value(loaded.notes.data)
-            .map_err(|error| anyhow!("{} is not of this program: {error}", loaded.place))?;
-        let now = DataPosition { steps: saved.steps, ..self.data };
-        let rows =
-            if saved == now { "" } else { "; seed, batch or corpus have changed, and other rows follow" };
+            .map_err(|error| anyhow!("{place} is not of this program: {error}"))?;
+        ensure!(
+            config["model"] == self.registry.config["model"],
+            "{place} is of the model {}, not of {}; write that into [model]",
+            config["model"],
+            self.registry.config["model"]
+        );
+        let mut told = vec![format!("resuming after step {} from {place}", saved.steps)];
+        let now = DataPosition { steps: saved.steps, ..self.data.clone() };
+        if saved != now {
+            told.push(String::from("seed, batch or corpus have changed: other rows follow"));
+        }
+        for section in ["train", "zero"] {
+            let changed = changes(section, &config[section], &self.registry.config[section]);
+            told.extend(changed.into_iter().map(|change| format!("changed since then: {change}")));
+        }
         (self.data, self.saved) = (now, saved.steps);
-        let told = format!("resuming after step {} from {}{rows}", saved.steps, loaded.place);
-        Ok((saved.steps, Some(told)))
+        Ok((saved.steps, told))
     }
 
     /// Saves beside training, if it is time.
@@ -125,5 +172,19 @@ impl Saving {
         self.data.steps = steps;
         let data = json!(self.data);
         Notes { data, registry: self.registry.clone(), ..Notes::default() }
+    }
+}
+
+/// Keys whose values are others, with both.
+fn changes(path: &str, before: &Value, now: &Value) -> Vec<String> {
+    match (before, now) {
+        (Value::Object(before), Value::Object(now)) => {
+            let keys: BTreeSet<_> = before.keys().chain(now.keys()).collect();
+            let of = |table: &Map<String, Value>, key: &str| table.get(key).cloned().unwrap_or_default();
+            let inner = |key: &String| changes(&format!("{path}.{key}"), &of(before, key), &of(now, key));
+            keys.into_iter().flat_map(inner).collect()
+        }
+        _ if before == now => Vec::new(),
+        _ => vec![format!("{path} was {before}, is {now}")],
     }
 }

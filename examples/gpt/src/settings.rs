@@ -15,7 +15,7 @@ use crate::flags::{Flags, Kind};
 use crate::learner::{BETAS, EPSILON};
 use crate::model::GptConfig;
 use crate::rates::Rates;
-use crate::saving::CheckpointSettings;
+use crate::saving::{CheckpointSettings, Resume};
 use crate::train_config::TrainConfig;
 use crate::update;
 
@@ -73,7 +73,11 @@ impl Settings {
                 folder,
                 every: flags.save_every,
                 keep: flags.keep,
-                resume: flags.resume,
+                resume: match flags.resume {
+                    None => Resume::Never,
+                    Some(None) => Resume::Newest,
+                    Some(Some(step)) => Resume::Step(step),
+                },
             }),
             plain: flags.plain,
             ranks: flags.ranks,

@@ -48,8 +48,8 @@ impl Sharded {
     /// # Errors
     ///
     /// When a checkpoint cannot be read or does not fit the model, or another rank fails.
-    pub fn resume(&mut self, corpus: &Corpus) -> Result<(usize, Option<String>)> {
-        let Some(checkpoints) = &self.settings.checkpoints else { return Ok((0, None)) };
+    pub fn resume(&mut self, corpus: &Corpus) -> Result<(usize, Vec<String>)> {
+        let Some(checkpoints) = &self.settings.checkpoints else { return Ok((0, Vec::new())) };
         let saving = Saving::new(&self.settings, checkpoints, &self.zero, corpus)?;
         self.saving.insert(saving).resume(&mut self.optimizer)
     }

@@ -34,6 +34,9 @@ impl TraceFile {
     pub fn create(path: &Path) -> Result<Self> {
         let failed = || format!("cannot write the trace to {}", path.display());
         ensure!(!path.is_dir(), "{}: it is a folder", failed());
+        ensure!(path.is_file() || !path.exists(), "{}: it is a device or a pipe", failed());
+        // The file behind a link, not the link, is replaced.
+        let path = &path.canonicalize().unwrap_or_else(|_| path.to_owned());
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let file = tempfile::Builder::new()
             .prefix(".gpt-trace-")

@@ -112,10 +112,27 @@ fn what_cannot_be_resumed_says_so() {
     };
     assert!(refused(&["--resume"]).contains("--checkpoint-dir"));
     assert!(refused(&["--plain", "--checkpoint-dir", "x"]).contains("--plain"));
-    fs::write(folder.path().join("other.toml"), "[model]\ncontext = 16\ndim = 32\nheads = 2\nlayers = 2\n")
-        .unwrap();
-    let told = refused(&["--config", "other.toml", "--checkpoint-dir", "checkpoints", "--resume"]);
-    assert!(told.contains("shape") || told.contains("twice") || told.contains("multiple times"), "{told}");
+    let path = folder.path().join("tiny.toml");
+    let tiny = fs::read_to_string(&path).unwrap();
+    fs::write(&path, tiny.replace("dim = 16", "dim = 32")).unwrap();
+    let told = refused(&["--checkpoint-dir", "checkpoints", "--resume"]);
+    assert!(told.contains("shape [256, 16] in the checkpoint, [256, 32] in the model"), "{told}");
+    fs::write(&path, &tiny).unwrap();
+    let told = refused(&["--checkpoint-dir", "checkpoints"]);
+    assert!(told.contains("has a checkpoint of step 1 of another run"), "{told}");
+    let told = refused(&["--checkpoint-dir", "text.txt"]);
+    assert!(told.contains("cannot write checkpoints to text.txt"), "{told}");
+    let told = refused(&["--checkpoint-dir", "checkpoints", "--resume=7"]);
+    assert!(told.contains("step 7"), "{told}");
+    // The same shapes, but another model.
+    fs::write(&path, tiny.replace("heads = 2", "heads = 4")).unwrap();
+    let told = refused(&["--checkpoint-dir", "checkpoints", "--resume"]);
+    assert!(told.contains("is of the model") && told.contains("write that into [model]"), "{told}");
+    fs::write(&path, &tiny).unwrap();
+    let (_, printed) =
+        train(&folder, &["--checkpoint-dir", "checkpoints", "--resume=1", "--steps", "2", "--lr", "0.5"]);
+    assert!(printed.contains("changed since then: train.lr was 0.001, is 0.5"), "{printed}");
+    fs::remove_dir_all(folder.path().join("checkpoints/step-0000000002")).unwrap();
     // Nothing is left to train: it evaluates, and saves nothing anew.
     let (metrics, _) = train(&folder, &["--steps", "1", "--checkpoint-dir", "checkpoints", "--resume"]);
     assert_eq!(metrics.len(), 1);
