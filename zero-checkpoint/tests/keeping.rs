@@ -48,6 +48,24 @@ fn the_last_and_every_nth_are_kept() {
 }
 
 #[test]
+fn what_was_just_saved_is_kept_when_later_steps_are_there() {
+    each_place(|storage| {
+        let mut saver = saver(&storage, 2, 0);
+        [100, 200, 300].iter().for_each(|&step| save(&mut saver, step));
+        // Training was taken up from step 100, and loses its way differently this time.
+        for (step, expected) in [
+            (150, vec![150, 200, 300]),
+            (160, vec![150, 160, 200, 300]),
+            (170, vec![160, 170, 200, 300]),
+            (310, vec![300, 310]),
+        ] {
+            save(&mut saver, step);
+            assert_eq!(steps(&storage), expected);
+        }
+    });
+}
+
+#[test]
 fn what_is_being_read_is_kept_until_it_is_not() {
     each_place(|storage| {
         let mut saver = saver(&storage, 1, 0);

@@ -110,7 +110,7 @@ impl<'a> Session<'a> {
         let total = consult(coordinator, written.map(|report| to_bytes(&report)), |reports| {
             let manifest = job.manifest(each::<Report>(&reports)?);
             self.complete(&staging, &manifest)?;
-            retention::apply(self.storage, self.retention);
+            retention::apply(self.storage, self.retention, manifest.step);
             // A checkpoint of the same step that this one has replaced.
             leftovers::sweep(self.storage);
             Ok(manifest.bytes().to_le_bytes().to_vec())
@@ -125,7 +125,7 @@ impl<'a> Session<'a> {
         let storage = self.storage;
         leftovers::sweep(storage);
         if !storage.renames() {
-            return in_place(storage, step);
+            return in_place(storage, step, &mut self.mark);
         }
         for _ in 0..ATTEMPTS {
             let folder = folder::temporary(step, &folder::nonce());
@@ -196,14 +196,19 @@ impl<'a> Session<'a> {
     }
 }
 
-/// The final folder, empty.
-fn in_place(storage: &dyn Storage, step: u64) -> Result<Staging, CheckpointError> {
+/// The final folder, empty and marked.
+fn in_place(
+    storage: &dyn Storage,
+    step: u64,
+    mark: &mut Option<Box<dyn Send + Sync>>,
+) -> Result<Staging, CheckpointError> {
     let folder = StepFolder::of(step).to_string();
     let names = storage.list(&folder).map_err(folder::failed(storage, "list", &folder))?;
     if names.iter().any(|name| name == NAME) {
         return Err(CheckpointError::StepExists { place: storage.to_string(), step });
     }
     storage.remove_folder(&folder).map_err(folder::failed(storage, "empty", &folder))?;
+    *mark = storage.mark(&folder, Usage::Shared).map_err(folder::failed(storage, "mark", &folder))?;
     Ok(Staging { folder, suffix: format!("-{}", folder::nonce()) })
 }
 
