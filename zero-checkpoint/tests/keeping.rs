@@ -3,9 +3,11 @@
 mod common;
 
 use std::fs;
+use std::io;
 use std::num::{NonZeroU64, NonZeroUsize};
 use std::sync::Arc;
 
+use common::watched::Watched;
 use common::{contents, facts, model};
 use tempfile::TempDir;
 use zero_checkpoint::{
@@ -106,6 +108,48 @@ fn the_last_good_one_is_kept_when_newer_ones_are_damaged() {
     let error = zero_checkpoint::prune(&*storage, Retention { last: NonZeroUsize::new(1), every: None });
     assert!(matches!(error, Err(CheckpointError::NoneGood { .. })), "{error:?}");
     assert_eq!(steps(&storage), [4, 5, 6]);
+}
+
+#[test]
+fn a_checkpoint_that_is_being_replaced_is_not_removed() {
+    each_place(|inner| {
+        let mut unlimited = saver(&inner, 0, 0);
+        (1..=3).for_each(|step| save(&mut unlimited, step));
+        let (other, one) = (Arc::clone(&inner), Retention { last: NonZeroUsize::new(1), every: None });
+        let rule = move |operation: &str, _: &str| {
+            if operation == "rename" {
+                assert_eq!(zero_checkpoint::prune(&*other, one).unwrap(), [2]);
+            }
+            Ok(())
+        };
+        let storage: Arc<dyn Storage> = Arc::new(Watched::with_rule(Arc::clone(&inner), Box::new(rule)));
+        save(&mut saver(&storage, 0, 0), 1);
+        assert_eq!(steps(&inner), [1, 3]);
+    });
+}
+
+#[test]
+fn what_cannot_be_removed_does_not_keep_the_others() {
+    each_place(|inner| {
+        let mut unlimited = saver(&inner, 0, 0);
+        (1..=5).for_each(|step| save(&mut unlimited, step));
+        let other = Arc::clone(&inner);
+        let rule = move |operation: &str, path: &str| match (operation, path) {
+            ("rename", "step-0000000002") => Err(io::Error::other("the medium is gone")),
+            ("mark", "step-0000000003") => other.remove_folder(path),
+            _ => Ok(()),
+        };
+        let storage = Watched::with_rule(Arc::clone(&inner), Box::new(rule));
+        let retention = Retention { last: NonZeroUsize::new(1), every: None };
+        let error = zero_checkpoint::prune(&storage, retention).unwrap_err();
+        // Step 3 has been removed by somebody else.
+        assert!(
+            matches!(&error, CheckpointError::Pruned { removed, step: 2, .. } if removed == &[1, 4]),
+            "{error}"
+        );
+        assert!(error.to_string().contains("the medium is gone"), "{error}");
+        assert_eq!(steps(&inner), [2, 5]);
+    });
 }
 
 #[test]

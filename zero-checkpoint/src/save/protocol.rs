@@ -5,6 +5,8 @@
 //! them. Where folders cannot be renamed, a manifest is what makes a checkpoint, and it comes last, as a whole.
 
 use std::io;
+use std::thread;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
@@ -22,6 +24,10 @@ use crate::storage::{Storage, Usage, WriteFile};
 
 /// How often a folder is made that somebody sweeps before it is marked.
 const ATTEMPTS: usize = 3;
+
+/// How often, and how long each time, a save waits for who takes away the name that it wants.
+const PATIENCE: usize = 1000;
+const PAUSE: Duration = Duration::from_millis(5);
 
 /// What a save wrote.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -189,10 +195,24 @@ impl<'a> Session<'a> {
             return Ok(());
         }
         let at_last = StepFolder::of(manifest.step).to_string();
+        let replaced = self.hold(&at_last, manifest.step)?;
         storage.rename(folder, &at_last).map_err(folder::failed(storage, "rename", folder))?;
+        drop(replaced);
         // It is the checkpoint now, or has become the one that it replaces.
         self.staged = None;
         storage.sync_folder("").map_err(folder::failed(storage, "sync", ""))
+    }
+
+    /// Marks the checkpoint that is about to be replaced, if there is one: who removes it, removes what has its name.
+    fn hold(&self, folder: &str, step: u64) -> Result<Option<Box<dyn Send + Sync>>, CheckpointError> {
+        for _ in 0..PATIENCE {
+            match self.storage.mark(folder, Usage::Shared) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+                Ok(None) => thread::sleep(PAUSE),
+                mark => return mark.map_err(folder::failed(self.storage, "mark", folder)),
+            }
+        }
+        Err(CheckpointError::Swept { place: self.storage.to_string(), step })
     }
 }
 

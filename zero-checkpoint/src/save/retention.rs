@@ -1,5 +1,6 @@
 //! Which checkpoints are kept.
 
+use std::io;
 use std::num::{NonZeroU64, NonZeroUsize};
 
 use crate::error::CheckpointError;
@@ -43,7 +44,8 @@ pub(crate) fn apply(storage: &dyn Storage, retention: Retention, saved: u64) {
 ///
 /// # Errors
 ///
-/// [`CheckpointError::NoneGood`]; those of the storage.
+/// [`CheckpointError::NoneGood`]; [`Pruned`](CheckpointError::Pruned), after all others have been removed, if one of them
+/// cannot be; those of the storage.
 pub fn prune(storage: &dyn Storage, retention: Retention) -> Result<Vec<u64>, CheckpointError> {
     prune_up_to(storage, retention, None)
 }
@@ -53,20 +55,25 @@ fn prune_up_to(
     retention: Retention,
     newest: Option<u64>,
 ) -> Result<Vec<u64>, CheckpointError> {
-    let mut removed = Vec::new();
+    let (mut removed, mut failed) = (Vec::new(), None);
     for step in superfluous_up_to(storage, retention, newest)? {
-        if remove(storage, step)? {
-            removed.push(step);
+        match remove(storage, step) {
+            Ok(true) => removed.push(step),
+            Ok(false) => {}
+            Err(error) => failed = failed.or(Some((step, error))),
         }
     }
-    Ok(removed)
+    match failed {
+        None => Ok(removed),
+        Some((step, error)) => Err(CheckpointError::Pruned { removed, step, source: Box::new(error) }),
+    }
 }
 
 /// The steps that [`prune`] would remove, if nobody reads them.
 ///
 /// # Errors
 ///
-/// As [`prune`].
+/// [`CheckpointError::NoneGood`]; those of the storage.
 pub fn superfluous(storage: &dyn Storage, retention: Retention) -> Result<Vec<u64>, CheckpointError> {
     superfluous_up_to(storage, retention, None)
 }
@@ -88,10 +95,14 @@ fn superfluous_up_to(
     Ok(superfluous)
 }
 
-/// Removes a checkpoint, at once for whoever looks; whether it did: not while somebody reads it.
+/// Removes a checkpoint, at once for whoever looks; whether it did: not while somebody reads or replaces it, nor if somebody
+/// else has removed it.
 fn remove(storage: &dyn Storage, step: u64) -> Result<bool, CheckpointError> {
     let folder = StepFolder::of(step).to_string();
-    let mark = storage.mark(&folder, Usage::Exclusive).map_err(folder::failed(storage, "mark", &folder))?;
+    let mark = match storage.mark(&folder, Usage::Exclusive) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+        mark => mark.map_err(folder::failed(storage, "mark", &folder))?,
+    };
     let Some(_mark) = mark else { return Ok(false) };
     let mut doomed = folder.clone();
     if storage.renames() {

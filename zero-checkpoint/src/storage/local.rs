@@ -2,12 +2,14 @@
 
 use std::fmt;
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write};
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::io;
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, OFlags};
+use rustix::io::Errno;
 
+use crate::folder;
 use crate::storage::{ReadFile, Storage, Usage, WriteFile};
 
 /// What the system transfers past its cache: multiples of this, from and to memory that begins at one.
@@ -16,10 +18,15 @@ const PAGE: usize = 4096;
 /// The file in each folder that carries the marks.
 const MARK: &str = ".lock";
 
+/// How often a folder is made or marked that somebody else removes or replaces meanwhile.
+const ATTEMPTS: usize = 10;
+
 /// A folder of the file system.
 ///
-/// Files are written past the page cache where the file system can do that, and read past it if they are not in it. Marks are `flock`s: on a
-/// file system that does not carry them between hosts, they are seen on their own host only.
+/// Files are written past the page cache where the file system can do that, and read past it if they are not in it. Marks
+/// are `flock`s: on a file system that does not carry them between hosts, they are seen on their own host only. Where two
+/// folders cannot exchange their names at once, as on NFS, a checkpoint that is replaced has none for a moment; if its
+/// process dies in it, the old one is found as `step-….replaced-…`.
 #[derive(Clone, Debug)]
 pub struct LocalStorage {
     root: PathBuf,
@@ -66,11 +73,18 @@ impl Storage for LocalStorage {
     fn create_folder(&self, folder: &str) -> io::Result<()> {
         let path = self.path(folder);
         create_durably(&self.root)?;
-        fs::create_dir_all(&path)?;
-        if !folder.is_empty() {
-            File::create(path.join(MARK))?;
+        if folder.is_empty() {
+            return Ok(());
         }
-        Ok(())
+        for _ in 0..ATTEMPTS {
+            fs::create_dir_all(&path)?;
+            match File::create(path.join(MARK)) {
+                // Somebody sweeps what is not marked yet.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                made => return made.map(drop),
+            }
+        }
+        Err(io::Error::new(io::ErrorKind::NotFound, "somebody removes it as soon as it is there"))
     }
 
     fn create(&self, path: &str, bytes: u64) -> io::Result<Box<dyn WriteFile>> {
@@ -117,23 +131,52 @@ impl Storage for LocalStorage {
 
     fn mark(&self, folder: &str, usage: Usage) -> io::Result<Option<Box<dyn Send + Sync>>> {
         let path = self.path(folder).join(MARK);
-        let file = match OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path) {
-            // What cannot be written to is not going to be removed either.
-            Err(error) if usage == Usage::Shared && is_read_only(&error) => match File::open(&path) {
-                Err(_) => return Ok(Some(Box::new(()))),
-                file => file?,
-            },
-            file => file?,
-        };
-        let operation = match usage {
-            Usage::Shared => FlockOperation::NonBlockingLockShared,
-            Usage::Exclusive => FlockOperation::NonBlockingLockExclusive,
-        };
-        match rustix::fs::flock(&file, operation) {
-            Ok(()) => Ok(Some(Box::new(file))),
-            Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
-            Err(error) => Err(error.into()),
+        for _ in 0..ATTEMPTS {
+            let file =
+                match OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path) {
+                    // What cannot be written to is not going to be removed either.
+                    Err(error) if usage == Usage::Shared && is_read_only(&error) => match File::open(&path) {
+                        Err(_) => return Ok(Some(Box::new(()))),
+                        file => file?,
+                    },
+                    file => file?,
+                };
+            if !lock(&file, usage)? {
+                return Ok(None);
+            }
+            // Else another folder has got the name before the lock was there.
+            if is_at(&file, &path)? {
+                return Ok(Some(Box::new(file)));
+            }
         }
+        Err(io::Error::other("its name goes from folder to folder; let one run save here"))
+    }
+}
+
+/// Whether a file could be locked; not if somebody else's lock does not go with it.
+fn lock(file: &File, usage: Usage) -> io::Result<bool> {
+    let operation = match usage {
+        Usage::Shared => FlockOperation::NonBlockingLockShared,
+        Usage::Exclusive => FlockOperation::NonBlockingLockExclusive,
+    };
+    match rustix::fs::flock(file, operation) {
+        Ok(()) => Ok(true),
+        Err(Errno::WOULDBLOCK) => Ok(false),
+        Err(Errno::NOSYS | Errno::NOTSUP | Errno::NOLCK) => Err(io::Error::new(
+            io::ErrorKind::Unsupported,
+            "this file system has no locks (flock), which tell what is in use; mount it with locks, as Lustre with \
+             `-o flock`, or keep checkpoints elsewhere",
+        )),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Whether a path still leads to an open file.
+fn is_at(file: &File, path: &Path) -> io::Result<bool> {
+    let own = file.metadata()?;
+    match fs::metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        found => found.map(|found| (found.dev(), found.ino()) == (own.dev(), own.ino())),
     }
 }
 
@@ -159,13 +202,30 @@ fn is_read_only(error: &io::Error) -> bool {
 fn exchange(from: &Path, to: &Path) -> io::Result<()> {
     use rustix::fs::{CWD, RenameFlags, renameat_with};
 
-    Ok(renameat_with(CWD, from, CWD, to, RenameFlags::EXCHANGE)?)
+    match renameat_with(CWD, from, CWD, to, RenameFlags::EXCHANGE) {
+        // This file system cannot, or this kernel.
+        Err(Errno::INVAL | Errno::NOSYS | Errno::NOTSUP) => step_aside(from, to),
+        done => Ok(done?),
+    }
 }
 
 #[cfg(not(target_os = "linux"))]
-fn exchange(_from: &Path, to: &Path) -> io::Result<()> {
-    let text = format!("{} is there already, and two folders cannot be exchanged here", to.display());
-    Err(io::Error::new(io::ErrorKind::AlreadyExists, text))
+fn exchange(from: &Path, to: &Path) -> io::Result<()> {
+    step_aside(from, to)
+}
+
+/// Exchanges two folders' names one after the other.
+fn step_aside(from: &Path, to: &Path) -> io::Result<()> {
+    let mut aside = to.as_os_str().to_owned();
+    // Not the name of a leftover: after a crash, it may be the only complete one.
+    aside.push(format!(".replaced-{}", folder::nonce()));
+    fs::rename(to, &aside)?;
+    if let Err(error) = fs::rename(from, to) {
+        // What is wrong is told already.
+        let _ = fs::rename(&aside, to);
+        return Err(error);
+    }
+    fs::rename(&aside, from)
 }
 
 /// The new file, and whether it is written to past the page cache.
@@ -194,7 +254,6 @@ fn create(path: &Path, _direct: bool) -> io::Result<(File, bool)> {
 #[cfg(target_os = "linux")]
 fn reserve(file: &File, bytes: u64) -> io::Result<()> {
     use rustix::fs::{FallocateFlags, fallocate};
-    use rustix::io::Errno;
 
     if bytes == 0 {
         return Ok(());
@@ -247,18 +306,21 @@ impl WriteFile for Writing {
         let mut rest = bytes;
         if self.direct && rest.as_ptr().addr() % PAGE == 0 {
             let whole = rest.len() / PAGE * PAGE;
-            match self.file.write_all(&rest[..whole]) {
-                Ok(()) => rest = &rest[whole..],
-                // Some file systems say so only now, before anything is written.
-                Err(error) if error.kind() == io::ErrorKind::InvalidInput && self.written == 0 => {}
+            match self.file.write_all_at(&rest[..whole], self.written) {
+                Ok(()) => {
+                    self.written += whole as u64;
+                    rest = &rest[whole..];
+                }
+                // Some file systems say so only now, or after a part that ends within a page: all of it is written again.
+                Err(error) if error.kind() == io::ErrorKind::InvalidInput => {}
                 Err(error) => return Err(error),
             }
         }
         if !rest.is_empty() {
             self.leave_direct()?;
-            self.file.write_all(rest)?;
+            self.file.write_all_at(rest, self.written)?;
+            self.written += rest.len() as u64;
         }
-        self.written += bytes.len() as u64;
         Ok(())
     }
 
@@ -343,5 +405,45 @@ impl ReadFile for Reading {
     fn read(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
         let done = self.read_direct(offset, into)?;
         self.file.read_exact_at(&mut into[done..], offset + done as u64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use tempfile::TempDir;
+
+    use super::{LocalStorage, MARK, is_at, step_aside};
+    use crate::storage::{Storage, Usage};
+
+    #[test]
+    fn names_are_exchanged_one_after_the_other_where_they_cannot_be_at_once() {
+        let root = TempDir::new().unwrap();
+        let (from, to) = (root.path().join("new"), root.path().join("step"));
+        for folder in [&from, &to] {
+            fs::create_dir(folder).unwrap();
+            fs::write(folder.join("content"), folder.as_os_str().as_encoded_bytes()).unwrap();
+        }
+        let content = |folder| fs::read_to_string(root.path().join(folder).join("content")).unwrap();
+        step_aside(&from, &to).unwrap();
+        assert!(content("step").ends_with("new") && content("new").ends_with("step"));
+        assert_eq!(fs::read_dir(root.path()).unwrap().count(), 2);
+
+        step_aside(&root.path().join("nothing"), &to).unwrap_err();
+        assert!(content("step").ends_with("new"), "it is back in its place");
+    }
+
+    #[test]
+    fn a_lock_on_what_has_lost_its_name_is_no_mark() {
+        let root = TempDir::new().unwrap();
+        let storage = LocalStorage::new(root.path());
+        ["old", "new"].iter().for_each(|folder| storage.create_folder(folder).unwrap());
+        let path = root.path().join("old").join(MARK);
+        let file = fs::File::open(&path).unwrap();
+        assert!(is_at(&file, &path).unwrap());
+        storage.rename("new", "old").unwrap();
+        assert!(!is_at(&file, &path).unwrap());
+        assert!(storage.mark("old", Usage::Exclusive).unwrap().is_some());
     }
 }
