@@ -298,6 +298,34 @@ fn a_panic_while_saving_is_an_error_and_nobody_waits_for_good() {
 }
 
 #[test]
+fn no_rank_waits_until_old_checkpoints_are_removed() {
+    let inner: Arc<dyn Storage> = Arc::new(MemoryStorage::new());
+    let model = model(1);
+    let door = Door::default();
+    let retention = Retention { last: NonZeroUsize::new(1), every: None };
+    let options = SaverOptions { retention, ..SaverOptions::default() };
+    ranks(2, |group| {
+        let (rank, world) = (group.rank(), group.world_size());
+        let own = door.clone();
+        let rule = move |operation: &str, path: &str| {
+            if (operation, path) == ("rename", "step-0000000001") {
+                own.pass();
+            }
+            Ok(())
+        };
+        let storage: Arc<dyn Storage> = Arc::new(Watched::with_rule(Arc::clone(&inner), Box::new(rule)));
+        let mut saver = Saver::new(storage, Arc::new(group), options).unwrap();
+        for step in 1..=2 {
+            saver.save(&contents(&model, None, facts(step, Stage::Three, 2), rank, world)).unwrap();
+        }
+        if rank == Rank::new(1) {
+            door.open();
+        }
+    });
+    assert_eq!(steps(&inner), ["step-0000000002"]);
+}
+
+#[test]
 fn a_saver_that_is_dropped_ends_its_save() {
     let storage: Arc<dyn Storage> = Arc::new(MemoryStorage::new());
     let model = model(1);

@@ -39,6 +39,13 @@ pub(crate) struct Report {
     rank_state: Value,
 }
 
+impl Report {
+    /// Before anything is written.
+    fn nothing() -> Self {
+        Self { file: None, tensors: Vec::new(), rank_state: Value::Null }
+    }
+}
+
 #[derive(Serialize, Deserialize)]
 struct Written {
     parameter: usize,
@@ -59,13 +66,19 @@ impl Job {
             Held::Part(range) => range.clone(),
             Held::Replica => 0..parameter.numel().unwrap_or_default(),
         };
-        Ok(Self {
+        let job = Self {
             facts: contents.facts.clone(),
             rank_state: contents.rank_state.clone(),
             declared: contents.parameters.iter().map(Declared::of).collect(),
             held: contents.parameters.iter().map(held).collect(),
             image: Image::new(contents, coordinator.rank(), coordinator.world_size())?,
-        })
+        };
+        let unwritten = Report { rank_state: job.rank_state.clone(), ..Report::nothing() };
+        job.manifest(vec![unwritten]).check_nesting().map_err(|reason| CheckpointError::Facts {
+            step: job.facts.step,
+            reason: format!("what is recorded besides numbers could not be read again: {reason}"),
+        })?;
+        Ok(job)
     }
 
     /// What this rank has written; no file if it had nothing to write.
@@ -88,8 +101,7 @@ impl Job {
 
     /// Checks that all ranks save the same, and that together they hold all of it once.
     pub(crate) fn check_openings(&self, openings: Vec<Opening>) -> Result<(), CheckpointError> {
-        let nothing = || Report { file: None, tensors: Vec::new(), rank_state: Value::Null };
-        let unwritten = self.manifest(openings.iter().map(|_| nothing()).collect());
+        let unwritten = self.manifest(openings.iter().map(|_| Report::nothing()).collect());
         unwritten
             .validate_facts()
             .map_err(|reason| CheckpointError::Facts { step: self.facts.step, reason })?;

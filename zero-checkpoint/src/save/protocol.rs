@@ -9,6 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use zero_core::Rank;
 
 use crate::coordinator::{Coordinator, consult};
 use crate::digest::Digest;
@@ -21,9 +22,6 @@ use crate::save::leftovers;
 use crate::save::retention::{self, Retention};
 use crate::save::write::Stopped;
 use crate::storage::{Storage, Usage, WriteFile};
-
-/// How often a folder is made that somebody sweeps before it is marked.
-const ATTEMPTS: usize = 3;
 
 /// How often, and how long each time, a save waits for who takes away the name that it wants.
 const PATIENCE: usize = 1000;
@@ -116,35 +114,34 @@ impl<'a> Session<'a> {
         let total = consult(coordinator, written.map(|report| to_bytes(&report)), |reports| {
             let manifest = job.manifest(each::<Report>(&reports)?);
             self.complete(&staging, &manifest)?;
-            retention::apply(self.storage, self.retention, manifest.step);
-            // A checkpoint of the same step that this one has replaced.
-            leftovers::sweep(self.storage);
             Ok(manifest.bytes().to_le_bytes().to_vec())
         })?;
+        if coordinator.rank() == Rank::ROOT {
+            self.tidy(job.facts.step);
+        }
         let total_bytes = u64::from_le_bytes(total.try_into().unwrap_or_default());
         let folder = StepFolder::of(job.facts.step).to_string();
         Ok(Saved { step: job.facts.step, folder, bytes, total_bytes })
     }
 
+    /// Removes what need not be there after a save: when all ranks have their answer, for it may take its time.
+    fn tidy(&mut self, saved: u64) {
+        retention::apply(self.storage, self.retention, saved);
+        // A checkpoint of the same step that this one has replaced.
+        leftovers::sweep(self.storage);
+    }
+
     /// A folder to write into, marked as in use.
     fn stage(&mut self, step: u64) -> Result<Staging, CheckpointError> {
         let storage = self.storage;
+        // While all ranks wait: what a crash has left may take the room that they need.
         leftovers::sweep(storage);
         if !storage.renames() {
             return in_place(storage, step, &mut self.mark);
         }
-        for _ in 0..ATTEMPTS {
-            let folder = folder::temporary(step, &folder::nonce());
-            storage.create_folder(&folder).map_err(folder::failed(storage, "make", &folder))?;
-            match storage.mark(&folder, Usage::Shared) {
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                mark => self.mark = mark.map_err(folder::failed(storage, "mark", &folder))?,
-            }
-            if self.mark.is_some() {
-                return Ok(Staging { folder, suffix: String::new() });
-            }
-        }
-        Err(CheckpointError::Swept { place: storage.to_string(), step })
+        let (folder, mark) = folder::make_temporary(storage, step)?;
+        self.mark = Some(mark);
+        Ok(Staging { folder, suffix: String::new() })
     }
 
     /// Writes this rank's file, if it has something to write.
@@ -180,9 +177,9 @@ impl<'a> Session<'a> {
         let storage = self.storage;
         let folder = &staging.folder;
         let path = format!("{folder}/{NAME}");
-        // What cannot be read must not be written.
-        manifest.validate().map_err(|reason| CheckpointError::Manifest { path: path.clone(), reason })?;
-        let bytes = manifest.to_bytes();
+        let bytes = manifest
+            .to_readable_bytes()
+            .map_err(|reason| CheckpointError::Facts { step: manifest.step, reason })?;
         let write = || {
             let mut file = storage.create(&path, bytes.len() as u64)?;
             file.write(&bytes)?;

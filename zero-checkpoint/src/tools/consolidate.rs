@@ -114,11 +114,11 @@ pub fn consolidate(
     let planned = in_files(plan(checkpoint, to, options)?, options.max_file);
     let parent = to.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let place = LocalStorage::new(parent);
-    let temporary = folder::temporary(checkpoint.manifest().step, &folder::nonce());
-    place.create_folder(&temporary).map_err(failed(&place, "make", &temporary))?;
+    let (temporary, _mark) = folder::make_temporary(&place, checkpoint.manifest().step)?;
     let done = write(checkpoint, &place, &temporary, planned, options, progress).and_then(|mut written| {
         let from = parent.join(&temporary);
-        let renamed = fs::remove_file(from.join(".lock")).and_then(|()| fs::rename(&from, to));
+        // Its mark goes last: without it, a save to the same place would sweep the folder.
+        let renamed = fs::rename(&from, to).and_then(|()| fs::remove_file(to.join(".lock")));
         renamed.map_err(failed(&place, "rename", &temporary))?;
         place.sync_folder("").map_err(failed(&place, "sync", ""))?;
         written.files.iter_mut().for_each(|file| *file = to.join(&*file));
