@@ -128,7 +128,7 @@ pub use save::{
 pub use storage::LocalStorage;
 #[cfg(feature = "object_store")]
 pub use storage::ObjectStorage;
-pub use storage::{MemoryStorage, ReadFile, Storage, Usage, WriteFile};
+pub use storage::{MemoryStorage, ReadFile, ReadFolder, Storage, Usage, WriteFile};
 pub use tools::{Change, Problem, Progress, Summary, diff, verify};
 #[cfg(unix)]
 pub use tools::{ConsolidateOptions, Consolidated, FileLayout, TiedWeights, consolidate};

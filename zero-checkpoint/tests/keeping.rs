@@ -111,6 +111,28 @@ fn the_last_good_one_is_kept_when_newer_ones_are_damaged() {
 }
 
 #[test]
+fn who_reads_a_checkpoint_that_is_replaced_goes_on_reading_it() {
+    each_place(|storage| {
+        let place = |seed: u64| {
+            let model = model(seed);
+            let contents = contents(&model, None, facts(5, Stage::Three, 1), Rank::ROOT, WorldSize::ONE);
+            saver(&storage, 1, 0).save(&contents).unwrap();
+        };
+        place(1);
+        // No file is open yet.
+        let reader = Checkpoint::open(Arc::clone(&storage), 5).unwrap();
+        (2..=3).for_each(place);
+        for (checkpoint, seed) in [(Checkpoint::open(Arc::clone(&storage), 5).unwrap(), 3), (reader, 1)] {
+            let model = model(seed);
+            let (loaded, _) = common::load(&checkpoint, &model, Stage::Three, &Solo).unwrap();
+            common::assert_holds(&loaded, &model, Stage::Three, Rank::ROOT, WorldSize::ONE);
+        }
+        save(&mut saver(&storage, 1, 0), 6);
+        assert_eq!(steps(&storage), [6]);
+    });
+}
+
+#[test]
 fn a_checkpoint_that_is_being_replaced_is_not_removed() {
     each_place(|inner| {
         let mut unlimited = saver(&inner, 0, 0);

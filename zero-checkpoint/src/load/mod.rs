@@ -6,6 +6,7 @@ mod convert;
 mod deliver;
 mod difference;
 mod loading;
+mod opened;
 mod shared;
 mod wanted;
 

@@ -3,14 +3,15 @@
 use std::fmt;
 use std::fs::{self, File, OpenOptions};
 use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{FlockOperation, OFlags};
+use rustix::fs::{AtFlags, CWD, FileType, FlockOperation, Mode, OFlags, openat, statat};
 use rustix::io::Errno;
 
 use crate::folder;
-use crate::storage::{ReadFile, Storage, Usage, WriteFile};
+use crate::storage::{ReadFile, ReadFolder, Storage, Usage, WriteFile};
 
 /// What the system transfers past its cache: multiples of this, from and to memory that begins at one.
 const PAGE: usize = 4096;
@@ -95,15 +96,11 @@ impl Storage for LocalStorage {
     }
 
     fn open(&self, path: &str) -> io::Result<Box<dyn ReadFile>> {
-        let path = self.path(path);
-        // A link could lead anywhere, and a pipe would make its reader wait.
-        if !fs::symlink_metadata(&path)?.is_file() {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file"));
-        }
-        let file = File::open(&path)?;
-        let bytes = file.metadata()?.len();
-        let direct = if bytes >= PAGE as u64 { open_direct(&path)? } else { None };
-        Ok(Box::new(Reading { file, direct, bytes }))
+        Ok(Box::new(Reading::open(CWD, &self.path(path))?))
+    }
+
+    fn open_folder(&self, folder: &str) -> io::Result<Option<Box<dyn ReadFolder>>> {
+        Ok(Some(Box::new(OpenFolder(File::open(self.path(folder))?))))
     }
 
     fn sync_folder(&self, folder: &str) -> io::Result<()> {
@@ -130,26 +127,48 @@ impl Storage for LocalStorage {
     }
 
     fn mark(&self, folder: &str, usage: Usage) -> io::Result<Option<Box<dyn Send + Sync>>> {
-        let path = self.path(folder).join(MARK);
+        let path = self.path(folder);
         for _ in 0..ATTEMPTS {
-            let file =
-                match OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path) {
-                    // What cannot be written to is not going to be removed either.
-                    Err(error) if usage == Usage::Shared && is_read_only(&error) => match File::open(&path) {
-                        Err(_) => return Ok(Some(Box::new(()))),
-                        file => file?,
-                    },
-                    file => file?,
-                };
-            if !lock(&file, usage)? {
-                return Ok(None);
-            }
-            // Else another folder has got the name before the lock was there.
-            if is_at(&file, &path)? {
-                return Ok(Some(Box::new(file)));
+            let folder = OpenFolder(File::open(&path)?);
+            let Some(mark) = folder.mark_for(usage)? else { return Ok(None) };
+            // Else another folder has got the name before the mark was there.
+            if is_at(&folder.0, &path)? {
+                return Ok(Some(mark));
             }
         }
         Err(io::Error::other("its name goes from folder to folder; let one run save here"))
+    }
+}
+
+struct OpenFolder(File);
+
+impl OpenFolder {
+    fn mark_for(&self, usage: Usage) -> io::Result<Option<Box<dyn Send + Sync>>> {
+        let open = |flags| openat(&self.0, MARK, flags | OFlags::CLOEXEC, Mode::from_raw_mode(0o666));
+        let file = match open(OFlags::RDWR | OFlags::CREATE) {
+            // What cannot be written to is not going to be removed either.
+            Err(Errno::ACCESS | Errno::PERM | Errno::ROFS) if usage == Usage::Shared => {
+                match open(OFlags::RDONLY) {
+                    Err(_) => return Ok(Some(Box::new(()))),
+                    Ok(file) => file,
+                }
+            }
+            file => file?,
+        };
+        let file = File::from(file);
+        // Without a name, it belongs to a folder that has been removed.
+        let marked = lock(&file, usage)? && file.metadata()?.nlink() > 0;
+        Ok(marked.then(|| Box::new(file) as Box<dyn Send + Sync>))
+    }
+}
+
+impl ReadFolder for OpenFolder {
+    fn open(&self, name: &str) -> io::Result<Box<dyn ReadFile>> {
+        Ok(Box::new(Reading::open(self.0.as_fd(), Path::new(name))?))
+    }
+
+    fn mark(&self) -> io::Result<Option<Box<dyn Send + Sync>>> {
+        self.mark_for(Usage::Shared)
     }
 }
 
@@ -194,13 +213,9 @@ fn create_durably(folder: &Path) -> io::Result<()> {
     File::open(parent)?.sync_all()
 }
 
-fn is_read_only(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem)
-}
-
 #[cfg(target_os = "linux")]
 fn exchange(from: &Path, to: &Path) -> io::Result<()> {
-    use rustix::fs::{CWD, RenameFlags, renameat_with};
+    use rustix::fs::{RenameFlags, renameat_with};
 
     match renameat_with(CWD, from, CWD, to, RenameFlags::EXCHANGE) {
         // This file system cannot, or this kernel.
@@ -334,15 +349,15 @@ impl WriteFile for Writing {
 
 /// The file for reads past the page cache, where the file system can do that.
 #[cfg(target_os = "linux")]
-fn open_direct(path: &Path) -> io::Result<Option<File>> {
-    match OpenOptions::new().read(true).custom_flags(OFlags::DIRECT.bits() as i32).open(path) {
-        Err(error) if error.kind() == io::ErrorKind::InvalidInput => Ok(None),
-        file => file.map(Some),
+fn open_direct(folder: BorrowedFd<'_>, path: &Path) -> io::Result<Option<File>> {
+    match openat(folder, path, OFlags::RDONLY | OFlags::DIRECT | OFlags::CLOEXEC, Mode::empty()) {
+        Err(Errno::INVAL) => Ok(None),
+        file => Ok(Some(file?.into())),
     }
 }
 
 #[cfg(not(target_os = "linux"))]
-fn open_direct(_path: &Path) -> io::Result<Option<File>> {
+fn open_direct(_folder: BorrowedFd<'_>, _path: &Path) -> io::Result<Option<File>> {
     Ok(None)
 }
 
@@ -353,6 +368,20 @@ struct Reading {
 }
 
 impl Reading {
+    /// The file at a path that is counted from a folder.
+    fn open(folder: BorrowedFd<'_>, path: &Path) -> io::Result<Self> {
+        // A link could lead anywhere, and a pipe would make its reader wait.
+        let found = statat(folder, path, AtFlags::SYMLINK_NOFOLLOW)?;
+        if !FileType::from_raw_mode(found.st_mode).is_file() {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file"));
+        }
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = File::from(openat(folder, path, flags, Mode::empty())?);
+        let bytes = file.metadata()?.len();
+        let direct = if bytes >= PAGE as u64 { open_direct(folder, path)? } else { None };
+        Ok(Self { file, direct, bytes })
+    }
+
     /// Reads whole pages past the page cache, unless they are in it; how many bytes that were.
     #[cfg(target_os = "linux")]
     fn read_direct(&self, offset: u64, into: &mut [u8]) -> io::Result<usize> {
@@ -414,8 +443,8 @@ mod tests {
 
     use tempfile::TempDir;
 
-    use super::{LocalStorage, MARK, is_at, step_aside};
-    use crate::storage::{Storage, Usage};
+    use super::{LocalStorage, OpenFolder, is_at, step_aside};
+    use crate::storage::{ReadFolder, Storage, Usage};
 
     #[test]
     fn names_are_exchanged_one_after_the_other_where_they_cannot_be_at_once() {
@@ -439,11 +468,13 @@ mod tests {
         let root = TempDir::new().unwrap();
         let storage = LocalStorage::new(root.path());
         ["old", "new"].iter().for_each(|folder| storage.create_folder(folder).unwrap());
-        let path = root.path().join("old").join(MARK);
-        let file = fs::File::open(&path).unwrap();
-        assert!(is_at(&file, &path).unwrap());
+        let path = root.path().join("old");
+        let folder = OpenFolder(fs::File::open(&path).unwrap());
+        assert!(folder.mark().unwrap().is_some() && is_at(&folder.0, &path).unwrap());
         storage.rename("new", "old").unwrap();
-        assert!(!is_at(&file, &path).unwrap());
+        assert!(!is_at(&folder.0, &path).unwrap());
         assert!(storage.mark("old", Usage::Exclusive).unwrap().is_some());
+        fs::remove_dir_all(root.path().join("new")).unwrap();
+        folder.mark().map(drop).unwrap_err();
     }
 }
