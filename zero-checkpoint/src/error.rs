@@ -417,14 +417,14 @@ pub enum CheckpointError {
     },
 
     /// A checkpoint that need not be there cannot be removed. All others were tried too.
-    #[error("step {step} cannot be removed, of others were {}: {source}", list(removed))]
+    #[error("cannot remove step {step}: {source}; removed: {}", list(removed))]
     Pruned {
         /// The steps removed.
         removed: Vec<u64>,
         /// The first step that cannot be.
         step: u64,
         /// Why.
-        source: Box<CheckpointError>,
+        source: Box<Self>,
     },
 
     /// Nothing that would be kept is good, so nothing is removed.

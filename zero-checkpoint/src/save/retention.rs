@@ -11,8 +11,9 @@ use crate::storage::{Storage, Usage};
 /// Which checkpoints are kept when a new one is there; by default all.
 ///
 /// The newest one is kept in any case, and so is what somebody is reading. After a save, the newest is the one just saved:
-/// if training was taken up from an older step, checkpoints of later steps are kept until it has come to them again. If none of those that would be kept is good
-/// (its manifest is valid and its files are there, as long as they should be), then nothing is removed.
+/// if training was taken up from an older step, checkpoints of later steps are kept until it has come to them again. If none
+/// of those that would be kept is good (its manifest is valid and its files are there, as long as they should be; hashes of
+/// files are not compared), then nothing is removed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Retention {
     /// How many of the newest are kept; `None` for all.

@@ -71,7 +71,8 @@ pub trait Storage: Debug + Display + Send + Sync {
     /// there from the moment when its manifest is: files must appear as a whole.
     fn renames(&self) -> bool;
 
-    /// Gives the folder `from` the name `to`, at once: if there is a `to` already, it becomes `from`.
+    /// Gives the folder `from` the name `to`, at once: if there is a `to` already, it becomes `from`, at once too if the medium
+    /// can do that.
     ///
     /// # Errors
     ///
