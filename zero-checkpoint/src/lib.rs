@@ -76,7 +76,7 @@
 //!   reading it.
 //! - `transpose`: [`transpose()`], from PyTorch's layout of a linear layer to Burn's.
 //! - `digest`: [`Digest`], the hash of files and their chunks.
-//! - `folder`, `memory`: names of folders; memory for transfers.
+//! - `folder`, `header`, `memory`: names of folders; the beginning of a safetensors file; memory for transfers.
 //! - `error`: [`CheckpointError`], one variant per cause.
 //!
 //! # Features
@@ -96,6 +96,7 @@ mod folder;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
+mod header;
 mod import;
 mod load;
 mod manifest;

@@ -1,14 +1,9 @@
 //! From a block to those who want a part of it.
 
-use zero_core::DType;
-
 use crate::bytes::Target;
 use crate::error::CheckpointError;
 use crate::load::blocks::Segment;
-use crate::load::convert::convert;
-
-/// Elements that are converted at once.
-const BATCH: usize = 16 << 10;
+use crate::load::convert::Converter;
 
 /// A target and what it is called in errors.
 pub(crate) struct Named<'t, 'a> {
@@ -25,7 +20,7 @@ pub(crate) struct Delivery<'t, 'a> {
     segments: Vec<Segment>,
     /// For each of them, the last end so far in its file.
     reached: Vec<u64>,
-    converted: Vec<u8>,
+    converter: Converter,
 }
 
 impl<'t, 'a> Delivery<'t, 'a> {
@@ -38,7 +33,7 @@ impl<'t, 'a> Delivery<'t, 'a> {
             last = (segment.file, segment.bytes.end.max(before));
             reached.push(last.1);
         }
-        Self { targets, segments, reached, converted: Vec::new() }
+        Self { targets, segments, reached, converter: Converter::default() }
     }
 
     pub(crate) fn segments(&self) -> &[Segment] {
@@ -71,18 +66,11 @@ impl<'t, 'a> Delivery<'t, 'a> {
             source,
         };
         let size = segment.dtype.size();
-        let element = segment.first + (start - segment.bytes.start) as usize / size;
-        let wanted: DType = target.dtype();
-        if wanted == segment.dtype {
-            return target.write((element * size) as u64, part).map_err(failed);
-        }
-        for (batch, from) in part.chunks(BATCH * size).enumerate() {
-            self.converted.clear();
-            convert(from, segment.dtype, wanted, &mut self.converted);
-            let offset = (element + batch * BATCH) * wanted.size();
-            target.write(offset as u64, &self.converted).map_err(failed)?;
-        }
-        Ok(())
+        let first = segment.first + (start - segment.bytes.start) as usize / size;
+        let wanted = target.dtype();
+        self.converter.convert(part, segment.dtype, wanted, |element, bytes| {
+            target.write(((first + element) * wanted.size()) as u64, bytes).map_err(failed)
+        })
     }
 }
 

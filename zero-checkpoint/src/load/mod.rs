@@ -13,6 +13,6 @@ mod wanted;
 pub(crate) use blocks::Segment;
 pub use checkpoint::Checkpoint;
 pub(crate) use checkpoint::{complete_steps, is_good};
-pub(crate) use convert::convert;
+pub(crate) use convert::{Converter, convert};
 pub use difference::{Allow, Difference};
 pub use wanted::{LoadOptions, LoadReport, LoadedParameter, Wanted, WantedParameter, WantedState};

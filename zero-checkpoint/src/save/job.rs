@@ -9,7 +9,7 @@ use zero_core::Rank;
 use crate::coordinator::Coordinator;
 use crate::digest::Digest;
 use crate::error::CheckpointError;
-use crate::manifest::{Facts, FileRecord, Manifest, MeshAxis, ParameterRecord, Piece, TensorRecord, numel};
+use crate::manifest::{Facts, FileRecord, Manifest, MeshAxis, ParameterRecord, Piece, numel};
 use crate::save::contents::{Contents, Declared, Held, SavedParameter};
 use crate::save::image::{Entry, Image};
 use crate::save::write::CHUNK;
@@ -169,23 +169,33 @@ impl Job {
 
     /// The manifest of what all ranks have written.
     pub(crate) fn manifest(&self, reports: Vec<Report>) -> Manifest {
-        let tensor = |dtype| TensorRecord { dtype, pieces: Vec::new() };
-        let mut parameters: Vec<_> = self
-            .declared
-            .iter()
-            .map(|declared| ParameterRecord {
-                name: declared.spec.name.clone(),
-                shape: declared.spec.shape.clone(),
-                dtype: declared.spec.dtype,
-                trainable: declared.spec.trainable,
-                aliases: declared.spec.aliases.clone(),
-                group: declared.group.clone(),
-                layout: declared.layout,
-                updates: declared.updates,
-                values: tensor(declared.values),
-                states: declared.states.iter().map(|(name, dtype)| (name.clone(), tensor(*dtype))).collect(),
-            })
-            .collect();
+        let (files, ranks, parameters) = self.records(reports);
+        let facts = self.facts.clone();
+        let mesh = if facts.mesh.is_empty() {
+            vec![MeshAxis { name: "shard".to_owned(), size: ranks.len() }]
+        } else {
+            facts.mesh
+        };
+        Manifest {
+            format: Manifest::FORMAT.to_owned(),
+            format_version: Manifest::VERSION,
+            step: facts.step,
+            mesh,
+            stage: facts.stage,
+            dtypes: facts.dtypes,
+            groups: facts.groups,
+            parameters,
+            chunk_bytes: CHUNK as u64,
+            files,
+            training: facts.training,
+            ranks,
+            registry: facts.registry.completed(),
+        }
+    }
+
+    /// Files, what ranks have for themselves, and where in the files the parameters lie.
+    fn records(&self, reports: Vec<Report>) -> (Vec<FileRecord>, Vec<Value>, Vec<ParameterRecord>) {
+        let mut parameters: Vec<_> = self.declared.iter().map(Declared::record).collect();
         let (mut files, mut ranks) = (Vec::new(), Vec::new());
         for report in reports {
             ranks.push(report.rank_state);
@@ -208,26 +218,6 @@ impl Job {
         {
             tensor.pieces.sort_by_key(|piece| piece.start);
         }
-        let facts = self.facts.clone();
-        let mesh = if facts.mesh.is_empty() {
-            vec![MeshAxis { name: "shard".to_owned(), size: ranks.len() }]
-        } else {
-            facts.mesh
-        };
-        Manifest {
-            format: Manifest::FORMAT.to_owned(),
-            format_version: Manifest::VERSION,
-            step: facts.step,
-            mesh,
-            stage: facts.stage,
-            dtypes: facts.dtypes,
-            groups: facts.groups,
-            parameters,
-            chunk_bytes: CHUNK as u64,
-            files,
-            training: facts.training,
-            ranks,
-            registry: facts.registry.completed(),
-        }
+        (files, ranks, parameters)
     }
 }

@@ -11,10 +11,8 @@ use rustix::fs::{AtFlags, CWD, FileType, FlockOperation, Mode, OFlags, openat, s
 use rustix::io::Errno;
 
 use crate::folder;
+use crate::memory::PAGE;
 use crate::storage::{ReadFile, ReadFolder, Storage, Usage, WriteFile};
-
-/// What the system transfers past its cache: multiples of this, from and to memory that begins at one.
-const PAGE: usize = 4096;
 
 /// The file in each folder that carries the marks.
 const MARK: &str = ".lock";
