@@ -416,6 +416,17 @@ pub enum CheckpointError {
         bytes: u64,
     },
 
+    /// A checkpoint that need not be there cannot be removed. All others were tried too.
+    #[error("cannot remove step {step}: {source}; removed: {}", list(removed))]
+    Pruned {
+        /// The steps removed.
+        removed: Vec<u64>,
+        /// The first step that cannot be.
+        step: u64,
+        /// Why.
+        source: Box<Self>,
+    },
+
     /// Nothing that would be kept is good, so nothing is removed.
     #[error(
         "none of the checkpoints to keep in {place} is good, so none is removed; look with `zero-ckpt verify`"

@@ -5,11 +5,14 @@ use std::io;
 use std::str::FromStr;
 
 use crate::error::CheckpointError;
-use crate::storage::Storage;
+use crate::storage::{Storage, Usage};
 
 const PREFIX: &str = "step-";
 const TEMPORARY: &str = ".tmp-";
 const DIGITS: usize = 10;
+
+/// How often a folder is made that somebody sweeps before it is marked.
+const ATTEMPTS: usize = 3;
 
 /// The folder of a step's checkpoint: `step-0000001000`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -45,6 +48,25 @@ impl FromStr for StepFolder {
 /// The name of a step's folder while it is not, or no longer, a checkpoint.
 pub(crate) fn temporary(step: u64, nonce: &str) -> String {
     format!("{TEMPORARY}{}-{nonce}", StepFolder::of(step))
+}
+
+/// Makes such a folder, and marks it as in use.
+pub(crate) fn make_temporary(
+    storage: &dyn Storage,
+    step: u64,
+) -> Result<(String, Box<dyn Send + Sync>), CheckpointError> {
+    for _ in 0..ATTEMPTS {
+        let folder = temporary(step, &nonce());
+        storage.create_folder(&folder).map_err(failed(storage, "make", &folder))?;
+        match storage.mark(&folder, Usage::Shared) {
+            Ok(Some(mark)) => return Ok((folder, mark)),
+            // Somebody sweeps it.
+            Ok(None) => {}
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(failed(storage, "mark", &folder)(error)),
+        }
+    }
+    Err(CheckpointError::Swept { place: storage.to_string(), step })
 }
 
 /// Whether a name is one that [`temporary`] makes.

@@ -76,7 +76,7 @@
 //!   reading it.
 //! - `transpose`: [`transpose()`], from PyTorch's layout of a linear layer to Burn's.
 //! - `digest`: [`Digest`], the hash of files and their chunks.
-//! - `folder`, `memory`: names of folders; memory for transfers.
+//! - `folder`, `header`, `memory`: names of folders; the beginning of a safetensors file; memory for transfers.
 //! - `error`: [`CheckpointError`], one variant per cause.
 //!
 //! # Features
@@ -96,6 +96,7 @@ mod folder;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
+mod header;
 mod import;
 mod load;
 mod manifest;
@@ -128,7 +129,7 @@ pub use save::{
 pub use storage::LocalStorage;
 #[cfg(feature = "object_store")]
 pub use storage::ObjectStorage;
-pub use storage::{MemoryStorage, ReadFile, Storage, Usage, WriteFile};
+pub use storage::{MemoryStorage, ReadFile, ReadFolder, Storage, Usage, WriteFile};
 pub use tools::{Change, Problem, Progress, Summary, diff, verify};
 #[cfg(unix)]
 pub use tools::{ConsolidateOptions, Consolidated, FileLayout, TiedWeights, consolidate};

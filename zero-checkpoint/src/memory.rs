@@ -3,8 +3,8 @@
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 
-/// What the system transfers past its cache begins at a multiple of this, in bytes.
-const PAGE: usize = 4096;
+/// What the system transfers past its cache: multiples of this, in bytes, from and to memory that begins at one.
+pub(crate) const PAGE: usize = 4096;
 
 /// Bytes in a huge page: in those, a device finds memory in few pieces.
 const HUGE_PAGE: usize = 2 << 20;

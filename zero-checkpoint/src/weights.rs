@@ -18,7 +18,7 @@ use crate::positioned::read_exact_at;
 const PREFIX: u64 = size_of::<u64>() as u64;
 
 /// The longest header that the format allows, in bytes; what is read is bounded by it and by the file.
-const MAX_HEADER: u64 = 100_000_000;
+pub(crate) const MAX_HEADER: u64 = 100_000_000;
 
 /// How many names an error suggests.
 const SUGGESTIONS: usize = 3;

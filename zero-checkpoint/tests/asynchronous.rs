@@ -9,7 +9,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use common::watched::Watched;
 use common::{assert_holds, contents, facts, load, model, ranks};
 use zero_checkpoint::{
-    BoxError, Checkpoint, CheckpointError, Coordinator, MemoryStorage, OnBusy, Retention, Saver,
+    BoxError, Checkpoint, CheckpointError, Coordinator, Data, MemoryStorage, OnBusy, Retention, Saver,
     SaverOptions, Solo, Storage,
 };
 use zero_core::{Rank, Stage, WorldSize};
@@ -129,6 +129,32 @@ impl<C: Coordinator> Coordinator for Late<C> {
     }
 }
 
+/// A coordinator that no two threads of a rank may use at once.
+struct Exclusive<C> {
+    inner: C,
+    used: Mutex<()>,
+}
+
+impl<C: Coordinator> Coordinator for Exclusive<C> {
+    fn rank(&self) -> Rank {
+        self.inner.rank()
+    }
+
+    fn world_size(&self) -> WorldSize {
+        self.inner.world_size()
+    }
+
+    fn gather(&self, bytes: &[u8]) -> Result<Option<Vec<Vec<u8>>>, BoxError> {
+        let _used = self.used.try_lock().map_err(|_| "two threads of one rank are in the group")?;
+        self.inner.gather(bytes)
+    }
+
+    fn broadcast(&self, root: Rank, bytes: &mut [u8]) -> Result<(), BoxError> {
+        let _used = self.used.try_lock().map_err(|_| "two threads of one rank are in the group")?;
+        self.inner.broadcast(root, bytes)
+    }
+}
+
 #[test]
 fn what_one_rank_refuses_no_rank_saves_and_none_waits() {
     let storage: Arc<dyn Storage> = Arc::new(MemoryStorage::new());
@@ -204,6 +230,11 @@ fn an_error_is_returned_at_the_end_or_by_the_handle_and_only_once() {
     assert!(at_the_end.finish().unwrap_err().to_string().contains("the medium is full"));
     assert!(matches!(pending.wait(), Err(CheckpointError::AlreadyTold { step: 1 })));
 
+    let pending = at_the_end.save_async(&contents(2)).unwrap();
+    assert_eq!(at_the_end.finish().unwrap().map(|saved| saved.step), Some(2));
+    assert_eq!(pending.wait().unwrap().step, 2, "what was saved is told to all who ask");
+    inner.remove_folder("step-0000000002").unwrap();
+
     let mut by_the_handle = saver();
     let pending = by_the_handle.save_async(&contents(1)).unwrap();
     assert!(pending.wait().unwrap_err().to_string().contains("the medium is full"));
@@ -213,6 +244,85 @@ fn an_error_is_returned_at_the_end_or_by_the_handle_and_only_once() {
     drop(by_a_save.save_async(&contents(1)).unwrap());
     assert!(by_a_save.save(&contents(2)).unwrap_err().to_string().contains("the medium is full"));
     assert!(steps(&inner).is_empty());
+}
+
+#[test]
+fn what_follows_a_refusal_waits_until_the_other_ranks_have_heard_of_it() {
+    let storage: Arc<dyn Storage> = Arc::new(MemoryStorage::new());
+    let model = model(1);
+    let door = Door::default();
+    ranks(2, |group| {
+        let (rank, world) = (group.rank(), group.world_size());
+        let group = Arc::new(Exclusive { inner: group, used: Mutex::new(()) });
+        let coordinator: Arc<dyn Coordinator> = Arc::clone(&group) as _;
+        let mut saver = Saver::new(Arc::clone(&storage), coordinator, SaverOptions::default()).unwrap();
+        let contents = |step| contents(&model, None, facts(step, Stage::Three, 2), rank, world);
+        for step in [1, 3, 5] {
+            let mut wrong = contents(step);
+            if rank == Rank::new(1) {
+                wrong.parameters[0].values = Data::f32(&[0.0; 3]);
+                saver.save_async(&wrong).unwrap_err();
+            } else {
+                // Late, so that the other rank's refusal is still to be heard.
+                door.pass();
+                drop(saver.save_async(&wrong).unwrap());
+            }
+            door.open();
+            let finished = saver.finish();
+            assert_eq!(finished.is_err(), rank == Rank::ROOT, "{finished:?}");
+            saver.save(&contents(step + 1)).unwrap();
+            let opened = Checkpoint::open_together(Arc::clone(&storage), None, &*group).unwrap();
+            let (loaded, _) = load(&opened, &model, Stage::Three, &*group).unwrap();
+            assert_holds(&loaded, &model, Stage::Three, rank, world);
+        }
+    });
+    assert_eq!(steps(&storage), [2, 4, 6].map(|step| format!("step-{step:010}")));
+}
+
+#[test]
+fn a_panic_while_saving_is_an_error_and_nobody_waits_for_good() {
+    let inner: Arc<dyn Storage> = Arc::new(MemoryStorage::new());
+    let rule = |operation: &str, _: &str| {
+        assert_ne!(operation, "write", "as a storage with a mistake would panic");
+        Ok(())
+    };
+    let storage: Arc<dyn Storage> = Arc::new(Watched::with_rule(inner, Box::new(rule)));
+    let model = model(1);
+    let mut saver = Saver::new(storage, Arc::new(Solo), SaverOptions::default()).unwrap();
+    let contents = |step| contents(&model, None, facts(step, Stage::Three, 1), ONE.0, ONE.1);
+    let error = saver.save_async(&contents(1)).unwrap().wait().unwrap_err();
+    assert!(matches!(error, CheckpointError::WorkerGone), "{error}");
+    // Whether it is sent just before the thread has ended, or not at all.
+    let error = saver.save_async(&contents(2)).and_then(|pending| pending.wait()).unwrap_err();
+    assert!(matches!(error, CheckpointError::WorkerGone), "{error}");
+}
+
+#[test]
+fn no_rank_waits_until_old_checkpoints_are_removed() {
+    let inner: Arc<dyn Storage> = Arc::new(MemoryStorage::new());
+    let model = model(1);
+    let door = Door::default();
+    let retention = Retention { last: NonZeroUsize::new(1), every: None };
+    let options = SaverOptions { retention, ..SaverOptions::default() };
+    ranks(2, |group| {
+        let (rank, world) = (group.rank(), group.world_size());
+        let own = door.clone();
+        let rule = move |operation: &str, path: &str| {
+            if (operation, path) == ("rename", "step-0000000001") {
+                own.pass();
+            }
+            Ok(())
+        };
+        let storage: Arc<dyn Storage> = Arc::new(Watched::with_rule(Arc::clone(&inner), Box::new(rule)));
+        let mut saver = Saver::new(storage, Arc::new(group), options).unwrap();
+        for step in 1..=2 {
+            saver.save(&contents(&model, None, facts(step, Stage::Three, 2), rank, world)).unwrap();
+        }
+        if rank == Rank::new(1) {
+            door.open();
+        }
+    });
+    assert_eq!(steps(&inner), ["step-0000000002"]);
 }
 
 #[test]

@@ -12,8 +12,9 @@ use half::bf16;
 use safetensors::SafeTensors;
 use tempfile::TempDir;
 use zero_checkpoint::{
-    Allow, Checkpoint, CheckpointError, ConsolidateOptions, FileLayout, LoadOptions, MemoryStorage, NameMap,
-    PublishedWeights, Storage, TiedWeights, WeightLayout, consolidate, diff, transpose,
+    Allow, Checkpoint, CheckpointError, ConsolidateOptions, FileLayout, LoadOptions, LocalStorage,
+    MemoryStorage, NameMap, PublishedWeights, Storage, TiedWeights, WeightLayout, consolidate, diff,
+    transpose,
 };
 use zero_core::{Bytes, DType, Rank, Stage, WorldSize};
 
@@ -176,6 +177,23 @@ fn matrices_larger_than_the_buffer_are_transposed_in_parts() {
         let range = common::range(whole, &common::held(whole, Stage::Three, rank, world));
         assert!(bits(&loaded.values[range.clone()]) == bits(&whole.values[range]), "{}", whole.spec.name);
     }
+}
+
+#[test]
+fn a_save_to_the_same_place_leaves_unfinished_weights_alone() {
+    let model = model(1);
+    let folder = TempDir::new().unwrap();
+    let place: Arc<dyn Storage> = Arc::new(LocalStorage::new(folder.path()));
+    let to = folder.path().join("weights");
+    let mut saves = 0;
+    let mut save_beside = |_| {
+        saves += 1;
+        save(&place, &[], saves, Stage::Three, 1);
+    };
+    consolidate(&saved(&model, 2), &to, &ConsolidateOptions::default(), &mut save_beside).unwrap();
+    assert!(saves > 0);
+    assert_eq!(tensors(&to.join("model.safetensors")).len(), model.len());
+    assert_eq!(fs::read_dir(&to).unwrap().count(), 1);
 }
 
 #[test]

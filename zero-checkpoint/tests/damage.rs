@@ -10,7 +10,8 @@ use common::{blank, load, model, ranks, save, spec, wanted, whole};
 use proptest::prelude::*;
 use tempfile::TempDir;
 use zero_checkpoint::{
-    Checkpoint, CheckpointError, LoadOptions, LocalStorage, Manifest, MemoryStorage, Solo, Storage, verify,
+    Checkpoint, CheckpointError, Digest, FileRecord, LoadOptions, LocalStorage, Manifest, MemoryStorage,
+    Solo, Storage, verify,
 };
 use zero_core::{Rank, Stage, WorldSize};
 
@@ -265,4 +266,31 @@ proptest! {
             prop_assert_eq!(again, manifest);
         }
     }
+}
+
+#[test]
+fn a_header_of_tensors_beyond_any_file_is_named() {
+    let storage: Arc<dyn Storage> = Arc::new(MemoryStorage::new());
+    save(&storage, &[], 1, Stage::Three, 1);
+    let mut manifest = Checkpoint::open(Arc::clone(&storage), 1).unwrap().manifest().clone();
+    // Each as long as the format allows; the last one begins just before what eight bytes can tell.
+    let most = u64::MAX / 8;
+    let tensor = |index: u64, numel: u64| {
+        let start = index * most;
+        let end = start + numel;
+        format!(r#""t{index}":{{"dtype":"U8","shape":[{numel}],"data_offsets":[{start},{end}]}}"#)
+    };
+    let tensors: Vec<_> = (0..9).map(|index| tensor(index, if index < 8 { most } else { 1 })).collect();
+    let header = format!("{{{}}}", tensors.join(","));
+    let content = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes()].concat();
+    let chunks = vec![Digest::of(&content)];
+    let (name, bytes) = ("rank-00000-of-00001.safetensors".to_owned(), content.len() as u64);
+    manifest.files.push(FileRecord { name: name.clone(), bytes, hash: Digest::of_chunks(&chunks), chunks });
+    for (name, content) in [(name.as_str(), content), ("manifest.json", manifest.to_bytes())] {
+        let mut file = storage.create(&format!("step-0000000001/{name}"), content.len() as u64).unwrap();
+        file.write(&content).unwrap();
+        file.finish().unwrap();
+    }
+    let problems = problems(&storage);
+    assert!(problems.contains("it has `t8` where no file reaches"), "{problems}");
 }

@@ -3,9 +3,11 @@
 mod common;
 
 use std::fs;
+use std::io;
 use std::num::{NonZeroU64, NonZeroUsize};
 use std::sync::Arc;
 
+use common::watched::Watched;
 use common::{contents, facts, model};
 use tempfile::TempDir;
 use zero_checkpoint::{
@@ -44,6 +46,24 @@ fn the_last_and_every_nth_are_kept() {
         let mut saver = saver(&storage, 2, 30);
         (1..=8).for_each(|save_number| save(&mut saver, 10 * save_number));
         assert_eq!(steps(&storage), [30, 60, 70, 80]);
+    });
+}
+
+#[test]
+fn what_was_just_saved_is_kept_when_later_steps_are_there() {
+    each_place(|storage| {
+        let mut saver = saver(&storage, 2, 0);
+        [100, 200, 300].iter().for_each(|&step| save(&mut saver, step));
+        // Training was taken up from step 100, and loses its way differently this time.
+        for (step, expected) in [
+            (150, vec![150, 200, 300]),
+            (160, vec![150, 160, 200, 300]),
+            (170, vec![160, 170, 200, 300]),
+            (310, vec![300, 310]),
+        ] {
+            save(&mut saver, step);
+            assert_eq!(steps(&storage), expected);
+        }
     });
 }
 
@@ -88,6 +108,70 @@ fn the_last_good_one_is_kept_when_newer_ones_are_damaged() {
     let error = zero_checkpoint::prune(&*storage, Retention { last: NonZeroUsize::new(1), every: None });
     assert!(matches!(error, Err(CheckpointError::NoneGood { .. })), "{error:?}");
     assert_eq!(steps(&storage), [4, 5, 6]);
+}
+
+#[test]
+fn who_reads_a_checkpoint_that_is_replaced_goes_on_reading_it() {
+    each_place(|storage| {
+        let place = |seed: u64| {
+            let model = model(seed);
+            let contents = contents(&model, None, facts(5, Stage::Three, 1), Rank::ROOT, WorldSize::ONE);
+            saver(&storage, 1, 0).save(&contents).unwrap();
+        };
+        place(1);
+        // No file is open yet.
+        let reader = Checkpoint::open(Arc::clone(&storage), 5).unwrap();
+        (2..=3).for_each(place);
+        for (checkpoint, seed) in [(Checkpoint::open(Arc::clone(&storage), 5).unwrap(), 3), (reader, 1)] {
+            let model = model(seed);
+            let (loaded, _) = common::load(&checkpoint, &model, Stage::Three, &Solo).unwrap();
+            common::assert_holds(&loaded, &model, Stage::Three, Rank::ROOT, WorldSize::ONE);
+        }
+        save(&mut saver(&storage, 1, 0), 6);
+        assert_eq!(steps(&storage), [6]);
+    });
+}
+
+#[test]
+fn a_checkpoint_that_is_being_replaced_is_not_removed() {
+    each_place(|inner| {
+        let mut unlimited = saver(&inner, 0, 0);
+        (1..=3).for_each(|step| save(&mut unlimited, step));
+        let (other, one) = (Arc::clone(&inner), Retention { last: NonZeroUsize::new(1), every: None });
+        let rule = move |operation: &str, _: &str| {
+            if operation == "rename" {
+                assert_eq!(zero_checkpoint::prune(&*other, one).unwrap(), [2]);
+            }
+            Ok(())
+        };
+        let storage: Arc<dyn Storage> = Arc::new(Watched::with_rule(Arc::clone(&inner), Box::new(rule)));
+        save(&mut saver(&storage, 0, 0), 1);
+        assert_eq!(steps(&inner), [1, 3]);
+    });
+}
+
+#[test]
+fn what_cannot_be_removed_does_not_keep_the_others() {
+    each_place(|inner| {
+        let mut unlimited = saver(&inner, 0, 0);
+        (1..=5).for_each(|step| save(&mut unlimited, step));
+        let other = Arc::clone(&inner);
+        let rule = move |operation: &str, path: &str| match (operation, path) {
+            ("rename", "step-0000000002") => Err(io::Error::other("the medium is gone")),
+            ("mark", "step-0000000003") => other.remove_folder(path),
+            _ => Ok(()),
+        };
+        let storage = Watched::with_rule(Arc::clone(&inner), Box::new(rule));
+        let retention = Retention { last: NonZeroUsize::new(1), every: None };
+        let error = zero_checkpoint::prune(&storage, retention).unwrap_err();
+        // Step 3 has been removed by somebody else.
+        assert!(
+            matches!(&error, CheckpointError::Pruned { removed, step: 2, .. } if removed == &[1, 4]),
+            "{error}"
+        );
+        assert!(error.to_string().contains("the medium is gone"), "{error}");
+        assert_eq!(steps(&inner), [2, 5]);
+    });
 }
 
 #[test]

@@ -92,6 +92,29 @@ fn a_step_that_is_there_is_refused_and_leftovers_go() {
 }
 
 #[test]
+fn a_save_that_goes_on_stays_when_a_later_step_is_there() {
+    each_store(|storage| {
+        let model = model(1);
+        let step = |step| contents(&model, None, facts(step, Stage::Three, 1), Rank::ROOT, WorldSize::ONE);
+        saver(&storage, 0).save(&step(5)).unwrap();
+        // Training was taken up from an older step: in the middle of its save, somebody else sweeps.
+        let other = Arc::clone(&storage);
+        let rule = move |operation: &str, path: &str| {
+            if operation == "create" && path.ends_with("manifest.json") {
+                saver(&other, 0)
+                    .save(&contents(&[], None, facts(9, Stage::Three, 1), Rank::ROOT, WorldSize::ONE))
+                    .unwrap();
+            }
+            Ok(())
+        };
+        let watched: Arc<dyn Storage> = Arc::new(Watched::with_rule(Arc::clone(&storage), Box::new(rule)));
+        saver(&watched, 0).save(&step(3)).unwrap();
+        let checkpoint = Checkpoint::open(Arc::clone(&storage), 3).unwrap();
+        assert!(verify(&checkpoint, &mut |_| ()).unwrap().is_empty());
+    });
+}
+
+#[test]
 fn old_ones_go_but_not_what_this_process_reads() {
     each_store(|storage| {
         let model = model(1);

@@ -121,6 +121,8 @@ fn prune_keeps_the_newest() {
     assert_eq!((code, text.as_str()), (Some(0), "step 1 would be removed\nstep 2 would be removed\n"));
     let (code, text) = run.run(&["prune", "run", "--keep", "1", "--every", "2"]);
     assert_eq!((code, text.as_str()), (Some(0), "step 1 removed\n"));
+    let (code, text) = run.run(&["prune", "rum", "--keep", "1"]);
+    assert!(code == Some(2) && text.contains("there is no folder rum"), "{text}");
     let (_, text) = run.run(&["inspect", "run", "--step", "1"]);
     assert!(text.contains("no complete checkpoint of step 1 in run, but of 2, 3"), "{text}");
 }

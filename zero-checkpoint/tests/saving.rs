@@ -135,6 +135,20 @@ fn a_group_that_is_not_there_is_named_before_anything_is_written() {
     assert_eq!(errors[0], "cannot save step 1: its mesh is not one of 2 ranks");
 }
 
+#[test]
+fn a_manifest_that_could_not_be_read_is_not_written() {
+    let deep = || (0..200).fold(json!(1), |inner, _| json!([inner]));
+    let reason = "what is recorded besides numbers could not be read again: recursion limit exceeded";
+    let errors = refused(|rank, contents| {
+        if rank == 1 {
+            contents.rank_state = deep();
+        }
+    });
+    assert!(errors.iter().all(|error| error.contains(reason)), "{errors:?}");
+    let errors = refused(|_, contents| contents.facts.training.data = deep());
+    assert!(errors.iter().all(|error| error.contains(reason)), "{errors:?}");
+}
+
 /// A disk that fails.
 struct Broken;
 

@@ -79,7 +79,10 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
-    /// Removes old checkpoints: never the last good one, and none that is being read.
+    /// Removes old checkpoints, but none that is being read.
+    ///
+    /// Nothing is removed unless one of those to keep is good: its manifest is valid, and its files are there, as long as
+    /// they should be. Their content is not read: `verify` does that.
     Prune {
         /// The folder of checkpoints.
         folder: PathBuf,
@@ -144,6 +147,9 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
         }
         Command::Diff { first, second, json } => compare(&open(&first, None)?, &open(&second, None)?, json),
         Command::Prune { folder, keep, every, dry_run } => {
+            if !folder.is_dir() {
+                return Err(format!("there is no folder {}; check the path", folder.display()).into());
+            }
             let (storage, retention) = (LocalStorage::new(&folder), Retention { last: Some(keep), every });
             let steps = if dry_run { superfluous(&storage, retention) } else { prune(&storage, retention) }?;
             let what = if dry_run { "would be removed" } else { "removed" };

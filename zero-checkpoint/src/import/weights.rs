@@ -12,8 +12,8 @@ use zero_core::DType;
 use crate::bytes::Target;
 use crate::error::CheckpointError;
 use crate::import::names::NameMap;
-use crate::load::{Difference, LoadOptions, LoadReport, LoadedParameter, Wanted, WantedParameter, convert};
-use crate::manifest::WeightLayout;
+use crate::load::{Converter, Difference, LoadOptions, LoadReport, LoadedParameter, Wanted, WantedParameter};
+use crate::manifest::{WeightLayout, paths};
 use crate::weights::WeightsFile;
 
 /// What a file of all weights is called.
@@ -153,9 +153,9 @@ impl PublishedWeights {
         let (mut differences, mut found, mut used) = (Vec::new(), Vec::new(), HashSet::new());
         for parameter in wanted {
             let spec = &parameter.spec;
-            let paths: Vec<&String> = std::iter::once(&spec.name).chain(&spec.aliases).collect();
-            used.extend(paths.iter().copied());
-            let Some(tensor) = paths.iter().find_map(|path| self.tensors.get(*path)) else {
+            used.extend(paths(&spec.name, &spec.aliases));
+            let mut paths = paths(&spec.name, &spec.aliases);
+            let Some(tensor) = paths.find_map(|path| self.tensors.get(path)) else {
                 differences.push(Difference::MissingParameter { name: spec.name.clone() });
                 found.push(None);
                 continue;
@@ -175,7 +175,7 @@ impl PublishedWeights {
             }
             found.push(Some(tensor).filter(|_| same));
         }
-        let unused = self.tensors.keys().filter(|name| !used.contains(name));
+        let unused = self.tensors.keys().filter(|name| !used.contains(name.as_str()));
         differences.extend(unused.map(|name| Difference::UnexpectedParameter { name: name.clone() }));
         differences.retain(|difference| !options.allow.allows(difference));
         if differences.is_empty() {
@@ -194,7 +194,8 @@ impl PublishedWeights {
         let transposed = tensor.is_transposed(parameter);
         let WantedParameter { spec, range, values, .. } = parameter;
         let file = &self.files[tensor.file];
-        let mut reading = Reading { file, name: &tensor.name, parameter: &spec.name, values, read: 0 };
+        let (name, parameter, converter) = (&tensor.name, &spec.name, Converter::default());
+        let mut reading = Reading { file, name, parameter, values, converter, read: 0 };
         match (transposed, &spec.shape[..]) {
             (true, &[ins, outs]) => reading.columns(range, ins, outs, buffer)?,
             _ => reading.run(range, buffer)?,
@@ -215,6 +216,7 @@ struct Reading<'r, 'a> {
     name: &'r str,
     parameter: &'r str,
     values: &'r mut Target<'a>,
+    converter: Converter,
     read: u64,
 }
 
@@ -280,15 +282,11 @@ impl Reading<'_, '_> {
     }
 
     fn put(&mut self, element: usize, bytes: &[u8], dtype: DType) -> Result<(), CheckpointError> {
-        let wanted = self.values.dtype();
-        let offset = (element * wanted.size()) as u64;
-        let done = if wanted == dtype {
-            self.values.write(offset, bytes)
-        } else {
-            let mut converted = Vec::with_capacity(bytes.len() / dtype.size() * wanted.size());
-            convert(bytes, dtype, wanted, &mut converted);
-            self.values.write(offset, &converted)
-        };
+        let Self { values, converter, .. } = self;
+        let wanted = values.dtype();
+        let done = converter.convert(bytes, dtype, wanted, |further, bytes| {
+            values.write(((element + further) * wanted.size()) as u64, bytes)
+        });
         done.map_err(|source| CheckpointError::Target {
             parameter: self.parameter.to_owned(),
             what: "values".to_owned(),

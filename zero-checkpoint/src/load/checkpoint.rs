@@ -8,16 +8,16 @@ use crate::coordinator::{Coordinator, agree, consult};
 use crate::digest::Digest;
 use crate::error::CheckpointError;
 use crate::folder::{self, StepFolder};
+use crate::load::opened::OpenedFolder;
 use crate::manifest::{MAX_BYTES, Manifest, NAME};
-use crate::storage::{ReadFile, Storage, Usage};
+use crate::storage::{ReadFile, Storage};
 
-/// A complete checkpoint. While it is open, no retention removes it.
+/// A complete checkpoint. While it is open, no retention removes it, and no other save of its step takes its place in what is
+/// read.
 pub struct Checkpoint {
-    storage: Arc<dyn Storage>,
-    folder: String,
+    folder: OpenedFolder,
     manifest: Manifest,
     files: Vec<OnceLock<Box<dyn ReadFile>>>,
-    _mark: Box<dyn Send + Sync>,
 }
 
 impl Checkpoint {
@@ -82,15 +82,16 @@ impl Checkpoint {
                 Some(step) => Self::open(Arc::clone(&storage), step)?,
                 None => Self::open_latest(Arc::clone(&storage))?,
             };
-            let mut reply = (checkpoint.folder.len() as u64).to_le_bytes().to_vec();
-            reply.extend(checkpoint.folder.as_bytes());
+            let name = checkpoint.folder.name();
+            let mut reply = (name.len() as u64).to_le_bytes().to_vec();
+            reply.extend(name.as_bytes());
             reply.extend(checkpoint.manifest.to_bytes());
             opened = Some(checkpoint);
             Ok(reply)
         })?;
         let own = match opened {
             Some(checkpoint) => Ok(checkpoint),
-            None => Self::from_root(storage, &reply),
+            None => Self::from_root(&storage, &reply),
         };
         match own {
             // The root's mark is there until all have theirs.
@@ -99,49 +100,36 @@ impl Checkpoint {
         }
     }
 
-    fn from_root(storage: Arc<dyn Storage>, reply: &[u8]) -> Result<Self, CheckpointError> {
+    fn from_root(storage: &Arc<dyn Storage>, reply: &[u8]) -> Result<Self, CheckpointError> {
         let odd = || CheckpointError::Coordination { source: "the root's answer is cut".into() };
         let (length, rest) = reply.split_first_chunk().ok_or_else(odd)?;
         let (name, manifest) = rest.split_at_checked(u64::from_le_bytes(*length) as usize).ok_or_else(odd)?;
         let folder = String::from_utf8_lossy(name).into_owned();
         let manifest = Manifest::from_bytes(manifest, &folder::shown(storage.as_ref(), &folder))?;
-        let mark = storage
-            .mark(&folder, Usage::Shared)
-            .map_err(folder::failed(storage.as_ref(), "mark", &folder))?
-            .ok_or_else(|| CheckpointError::NoCheckpoint {
-                place: folder::shown(storage.as_ref(), &folder),
-            })?;
-        Ok(Self::new(storage, folder, manifest, mark))
+        let place = folder::shown(storage.as_ref(), &folder);
+        let opened = OpenedFolder::open(storage, &folder)?;
+        Ok(Self::new(opened.ok_or(CheckpointError::NoCheckpoint { place })?, manifest))
     }
 
-    fn new(
-        storage: Arc<dyn Storage>,
-        folder: String,
-        manifest: Manifest,
-        mark: Box<dyn Send + Sync>,
-    ) -> Self {
+    fn new(folder: OpenedFolder, manifest: Manifest) -> Self {
         let files = manifest.files.iter().map(|_| OnceLock::new()).collect();
-        Self { storage, folder, manifest, files, _mark: mark }
+        Self { folder, manifest, files }
     }
 
     /// `None` if there is no manifest, or if the folder is being removed.
     fn open_if_complete(storage: &Arc<dyn Storage>, folder: &str) -> Result<Option<Self>, CheckpointError> {
-        let mark = match storage.mark(folder, Usage::Shared) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            mark => mark.map_err(folder::failed(storage.as_ref(), "mark", folder))?,
-        };
-        let Some(mark) = mark else { return Ok(None) };
+        let Some(opened) = OpenedFolder::open(storage, folder)? else { return Ok(None) };
         // Looked for under the mark: who removes it needs the folder unmarked.
-        let Some(manifest) = read_manifest(storage.as_ref(), folder)? else { return Ok(None) };
+        let Some(manifest) = read_manifest(opened.file(NAME), &opened.shown(NAME))? else { return Ok(None) };
         if let Ok(named) = folder.parse::<StepFolder>() {
             if named.step() != manifest.step {
                 return Err(CheckpointError::Manifest {
-                    path: folder::shown(storage.as_ref(), &format!("{folder}/{NAME}")),
+                    path: opened.shown(NAME),
                     reason: format!("it is that of step {}, in the folder of another step", manifest.step),
                 });
             }
         }
-        Ok(Some(Self::new(Arc::clone(storage), folder.to_owned(), manifest, mark)))
+        Ok(Some(Self::new(opened, manifest)))
     }
 
     /// Its manifest.
@@ -151,7 +139,7 @@ impl Checkpoint {
 
     /// Where it is, for messages.
     pub fn place(&self) -> String {
-        folder::shown(self.storage.as_ref(), &self.folder)
+        self.folder.place()
     }
 
     /// A file by its position in the manifest, which is as long as that says.
@@ -160,8 +148,7 @@ impl Checkpoint {
             return Ok(file.as_ref());
         }
         let record = &self.manifest.files[index];
-        let path = self.path(index);
-        let file = self.storage.open(&path).map_err(folder::failed(self.storage.as_ref(), "open", &path))?;
+        let file = self.folder.file(&record.name).map_err(self.folder.failed("open", &record.name))?;
         if file.bytes() != record.bytes {
             return Err(CheckpointError::FileLength {
                 path: self.shown(index),
@@ -182,8 +169,9 @@ impl Checkpoint {
         let chunk = self.manifest.chunk_bytes;
         let offset = first as u64 * chunk;
         let reader = self.file(file)?;
-        reader.read(offset, into).map_err(folder::failed(self.storage.as_ref(), "read", &self.path(file)))?;
-        let expected = &self.manifest.files[file].chunks[first..];
+        let record = &self.manifest.files[file];
+        reader.read(offset, into).map_err(self.folder.failed("read", &record.name))?;
+        let expected = &record.chunks[first..];
         for (index, (bytes, expected)) in into.chunks(chunk as usize).zip(expected).enumerate() {
             let found = Digest::of(bytes);
             if found != *expected {
@@ -201,11 +189,7 @@ impl Checkpoint {
 
     /// A file as errors call it.
     pub(crate) fn shown(&self, file: usize) -> String {
-        folder::shown(self.storage.as_ref(), &self.path(file))
-    }
-
-    fn path(&self, file: usize) -> String {
-        format!("{}/{}", self.folder, self.manifest.files[file].name)
+        self.folder.shown(&self.manifest.files[file].name)
     }
 }
 
@@ -215,20 +199,23 @@ impl fmt::Debug for Checkpoint {
     }
 }
 
-fn read_manifest(storage: &dyn Storage, folder: &str) -> Result<Option<Manifest>, CheckpointError> {
-    let path = format!("{folder}/{NAME}");
-    let file = match storage.open(&path) {
+/// The manifest in a file; `None` if there is none. `path` is what errors call it.
+fn read_manifest(
+    opened: io::Result<Box<dyn ReadFile>>,
+    path: &str,
+) -> Result<Option<Manifest>, CheckpointError> {
+    let failed = |action| move |source| CheckpointError::Storage { action, path: path.to_owned(), source };
+    let file = match opened {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        file => file.map_err(folder::failed(storage, "open", &path))?,
+        file => file.map_err(failed("open"))?,
     };
-    let shown = folder::shown(storage, &path);
     if file.bytes() > MAX_BYTES {
         let reason = format!("it has {} bytes, of {MAX_BYTES} allowed", file.bytes());
-        return Err(CheckpointError::Manifest { path: shown, reason });
+        return Err(CheckpointError::Manifest { path: path.to_owned(), reason });
     }
     let mut bytes = vec![0; file.bytes() as usize];
-    file.read(0, &mut bytes).map_err(folder::failed(storage, "read", &path))?;
-    Manifest::from_bytes(&bytes, &shown).map(Some)
+    file.read(0, &mut bytes).map_err(failed("read"))?;
+    Manifest::from_bytes(&bytes, path).map(Some)
 }
 
 /// The steps whose checkpoints have a manifest, oldest first.
@@ -247,7 +234,8 @@ pub(crate) fn complete_steps(storage: &dyn Storage) -> Result<Vec<u64>, Checkpoi
 /// Whether a step's manifest is valid and its files are there, as long as they should be.
 pub(crate) fn is_good(storage: &dyn Storage, step: u64) -> bool {
     let folder = StepFolder::of(step).to_string();
-    let Ok(Some(manifest)) = read_manifest(storage, &folder) else { return false };
+    let path = format!("{folder}/{NAME}");
+    let Ok(Some(manifest)) = read_manifest(storage.open(&path), &path) else { return false };
     let mut files = manifest.files.iter();
     files.all(|file| {
         let opened = storage.open(&format!("{folder}/{}", file.name));

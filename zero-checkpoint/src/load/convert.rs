@@ -3,6 +3,38 @@
 use half::{bf16, f16};
 use zero_core::DType;
 
+/// Elements that are converted at once.
+const BATCH: usize = 16 << 10;
+
+/// Converts by batches, through little memory that it keeps.
+#[derive(Debug, Default)]
+pub(crate) struct Converter(Vec<u8>);
+
+impl Converter {
+    /// The most memory that it takes, in bytes.
+    #[cfg(unix)]
+    pub(crate) const BYTES: usize = BATCH * size_of::<f64>();
+
+    /// Gives `from`, elements of the type `source`, to `take` as elements of `target`: with the position of the first one, a
+    /// batch at a time; what has the type already, as a whole.
+    pub(crate) fn convert<E>(
+        &mut self,
+        from: &[u8],
+        source: DType,
+        target: DType,
+        mut take: impl FnMut(usize, &[u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        if source == target {
+            return take(0, from);
+        }
+        from.chunks(BATCH * source.size()).enumerate().try_for_each(|(index, batch)| {
+            self.0.clear();
+            convert(batch, source, target, &mut self.0);
+            take(index * BATCH, &self.0)
+        })
+    }
+}
+
 /// Appends `from`, elements of one type, to `into` as elements of another; both floating point. Values go to the nearest,
 /// ties to even.
 pub(crate) fn convert(from: &[u8], source: DType, target: DType, into: &mut Vec<u8>) {

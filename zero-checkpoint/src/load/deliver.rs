@@ -1,14 +1,9 @@
 //! From a block to those who want a part of it.
 
-use zero_core::DType;
-
 use crate::bytes::Target;
 use crate::error::CheckpointError;
 use crate::load::blocks::Segment;
-use crate::load::convert::convert;
-
-/// Elements that are converted at once.
-const BATCH: usize = 16 << 10;
+use crate::load::convert::Converter;
 
 /// A target and what it is called in errors.
 pub(crate) struct Named<'t, 'a> {
@@ -20,15 +15,25 @@ pub(crate) struct Named<'t, 'a> {
 /// Everything that is wanted, by place in files.
 pub(crate) struct Delivery<'t, 'a> {
     pub(crate) targets: Vec<Named<'t, 'a>>,
-    /// Sorted by file and place; they may overlap, but each end is at or after the one before.
+    /// Sorted by file and place. They may overlap and lie within each other: tied parameters that are loaded apart want the
+    /// same bytes.
     segments: Vec<Segment>,
-    converted: Vec<u8>,
+    /// For each of them, the last end so far in its file.
+    reached: Vec<u64>,
+    converter: Converter,
 }
 
 impl<'t, 'a> Delivery<'t, 'a> {
     pub(crate) fn new(targets: Vec<Named<'t, 'a>>, mut segments: Vec<Segment>) -> Self {
         segments.sort_by_key(|segment| (segment.file, segment.bytes.start, segment.bytes.end));
-        Self { targets, segments, converted: Vec::new() }
+        let mut reached = Vec::with_capacity(segments.len());
+        let mut last = (0, 0);
+        for segment in &segments {
+            let before = if last.0 == segment.file { last.1 } else { 0 };
+            last = (segment.file, segment.bytes.end.max(before));
+            reached.push(last.1);
+        }
+        Self { targets, segments, reached, converter: Converter::default() }
     }
 
     pub(crate) fn segments(&self) -> &[Segment] {
@@ -40,12 +45,8 @@ impl<'t, 'a> Delivery<'t, 'a> {
         let end = offset + content.len() as u64;
         let after = |segment: &Segment| (segment.file, segment.bytes.start) >= (file, end);
         let until = self.segments.partition_point(|segment| !after(segment));
-        // Tied parameters that are loaded apart want the same bytes, so ends are sorted only nearly.
-        let mut from = self.segments[..until]
-            .partition_point(|segment| (segment.file, segment.bytes.end) <= (file, offset));
-        while from > 0 && self.segments[from - 1].file == file && self.segments[from - 1].bytes.end > offset {
-            from -= 1;
-        }
+        let first = self.segments[..until].partition_point(|segment| segment.file < file);
+        let from = first + self.reached[first..until].partition_point(|&reached| reached <= offset);
         for index in from..until {
             let segment = self.segments[index].clone();
             let (start, stop) = (segment.bytes.start.max(offset), segment.bytes.end.min(end));
@@ -65,17 +66,48 @@ impl<'t, 'a> Delivery<'t, 'a> {
             source,
         };
         let size = segment.dtype.size();
-        let element = segment.first + (start - segment.bytes.start) as usize / size;
-        let wanted: DType = target.dtype();
-        if wanted == segment.dtype {
-            return target.write((element * size) as u64, part).map_err(failed);
+        let first = segment.first + (start - segment.bytes.start) as usize / size;
+        let wanted = target.dtype();
+        self.converter.convert(part, segment.dtype, wanted, |element, bytes| {
+            target.write(((first + element) * wanted.size()) as u64, bytes).map_err(failed)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use zero_core::DType;
+
+    use super::{Delivery, Named};
+    use crate::bytes::Target;
+    use crate::load::blocks::Segment;
+
+    #[test]
+    fn ranges_within_each_other_all_get_their_bytes() {
+        let ranges = [(0, 0..1000), (0, 10..20), (0, 10..600), (1, 0..5), (1, 2..3), (1, 2..900)];
+        let content: Vec<u8> = (0..1000).map(|at| (at % 251) as u8).collect();
+        for block in [7, 100, 500, 1000] {
+            let mut given: Vec<Vec<u8>> =
+                ranges.iter().map(|(_, range)| vec![0; range.end - range.start]).collect();
+            let mut targets: Vec<_> = given.iter_mut().map(|bytes| Target::bytes(DType::U8, bytes)).collect();
+            let named = targets.iter_mut().map(|target| Named { parameter: "w", what: "values", target });
+            let segment = |(target, (file, range)): (usize, &(usize, std::ops::Range<usize>))| Segment {
+                file: *file,
+                bytes: range.start as u64..range.end as u64,
+                dtype: DType::U8,
+                target,
+                first: 0,
+            };
+            let segments = ranges.iter().enumerate().map(segment).collect();
+            let mut delivery = Delivery::new(named.collect(), segments);
+            for file in 0..2 {
+                for (index, part) in content.chunks(block).enumerate() {
+                    delivery.give(file, (index * block) as u64, part).unwrap();
+                }
+            }
+            for ((_, range), given) in ranges.iter().zip(&given) {
+                assert!(*given == content[range.clone()], "{range:?} by blocks of {block}");
+            }
         }
-        for (batch, from) in part.chunks(BATCH * size).enumerate() {
-            self.converted.clear();
-            convert(from, segment.dtype, wanted, &mut self.converted);
-            let offset = (element + batch * BATCH) * wanted.size();
-            target.write(offset as u64, &self.converted).map_err(failed)?;
-        }
-        Ok(())
     }
 }

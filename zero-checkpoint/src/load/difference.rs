@@ -6,7 +6,7 @@ use std::fmt;
 use zero_core::DType;
 
 use crate::load::wanted::{LoadOptions, WantedParameter};
-use crate::manifest::{Manifest, ParameterRecord, WeightLayout};
+use crate::manifest::{Manifest, ParameterRecord, WeightLayout, paths};
 
 /// A difference between a checkpoint and the model that it is loaded into.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -150,8 +150,8 @@ pub(crate) fn matches<'m>(
 ) -> Result<Vec<Option<&'m ParameterRecord>>, Vec<Difference>> {
     let mut by_path = HashMap::new();
     for (index, record) in manifest.parameters.iter().enumerate() {
-        for path in std::iter::once(&record.name).chain(&record.aliases) {
-            by_path.insert(path.as_str(), index);
+        for path in record.paths() {
+            by_path.insert(path, index);
         }
     }
     let mut differences = Vec::new();
@@ -159,8 +159,8 @@ pub(crate) fn matches<'m>(
     let mut records = Vec::with_capacity(wanted.len());
     for parameter in wanted {
         let name = &parameter.spec.name;
-        let mut paths = std::iter::once(name).chain(&parameter.spec.aliases);
-        let Some(index) = paths.find_map(|path| by_path.get(path.as_str()).copied()) else {
+        let mut paths = paths(name, &parameter.spec.aliases);
+        let Some(index) = paths.find_map(|path| by_path.get(path).copied()) else {
             differences.push(Difference::MissingParameter { name: name.clone() });
             records.push(None);
             continue;
@@ -194,15 +194,13 @@ fn compare(
         let (saved, wanted) = (record.layout, wanted.layout);
         differences.push(Difference::Layout { name: name.clone(), saved, wanted });
     }
-    let paths = |name: &String, aliases: &[String]| {
-        let mut paths: Vec<_> = std::iter::once(name).chain(aliases).cloned().collect();
-        paths.sort();
-        paths
-    };
-    let (saved, asked) =
-        (paths(&record.name, &record.aliases), paths(&wanted.spec.name, &wanted.spec.aliases));
+    let (mut saved, mut asked): (Vec<_>, Vec<_>) =
+        (record.paths().collect(), paths(name, &wanted.spec.aliases).collect());
+    saved.sort_unstable();
+    asked.sort_unstable();
     if saved != asked {
-        differences.push(Difference::Aliases { name: name.clone(), saved, wanted: asked });
+        let [saved, wanted] = [saved, asked].map(|paths| paths.into_iter().map(str::to_owned).collect());
+        differences.push(Difference::Aliases { name: name.clone(), saved, wanted });
     }
     let mut dtype = |what: &str, saved: DType, wanted: DType| {
         if saved != wanted {

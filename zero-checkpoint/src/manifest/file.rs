@@ -34,6 +34,27 @@ impl Manifest {
         [&bytes, BEFORE.as_bytes(), digest.as_bytes(), AFTER.as_bytes()].concat()
     }
 
+    /// The file, if it can be read again; else why it could not.
+    pub(crate) fn to_readable_bytes(&self) -> Result<Vec<u8>, String> {
+        let bytes = self.to_bytes();
+        if bytes.len() as u64 > MAX_BYTES {
+            return Err(format!("its manifest has {} bytes, of {MAX_BYTES} allowed", bytes.len()));
+        }
+        match Self::from_bytes(&bytes, NAME) {
+            Ok(_) => Ok(bytes),
+            Err(CheckpointError::Manifest { reason, .. }) => {
+                Err(format!("its manifest could not be read again: {reason}"))
+            }
+            Err(error) => Err(error.to_string()),
+        }
+    }
+
+    /// Why what it says could be written, but not read again, if so: JSON that is nested too deep.
+    pub(crate) fn check_nesting(&self) -> Result<(), String> {
+        let json = serde_json::to_vec(self).map_err(|error| error.to_string())?;
+        serde_json::from_slice::<Self>(&json).map(drop).map_err(|error| error.to_string())
+    }
+
     /// Reads and validates a file; `path` is what errors call it.
     ///
     /// # Errors

@@ -66,9 +66,7 @@ impl Manifest {
 
     /// The parameter at a path, its name or an alias.
     pub fn parameter(&self, path: &str) -> Option<&ParameterRecord> {
-        self.parameters
-            .iter()
-            .find(|known| known.name == path || known.aliases.iter().any(|alias| alias == path))
+        self.parameters.iter().find(|known| known.paths().any(|known| known == path))
     }
 
     /// A parameter's group, if it is in one.
@@ -123,6 +121,11 @@ impl ParameterRecord {
     pub fn numel(&self) -> usize {
         // Not too many: validation multiplied the same numbers.
         numel(&self.shape).unwrap_or(usize::MAX)
+    }
+
+    /// All its paths: its name first, then its aliases.
+    pub fn paths(&self) -> impl Iterator<Item = &str> {
+        paths(&self.name, &self.aliases)
     }
 
     /// Its values, under no name, and its states, each under its own.
@@ -195,6 +198,11 @@ impl fmt::Display for WeightLayout {
             Self::InOut => "as [in, out]",
         })
     }
+}
+
+/// All paths of a parameter: its name first, then its aliases.
+pub(crate) fn paths<'p>(name: &'p str, aliases: &'p [String]) -> impl Iterator<Item = &'p str> {
+    std::iter::once(name).chain(aliases.iter().map(String::as_str))
 }
 
 /// The name of a tensor in a safetensors file: of a parameter's values or of a state, of all elements or of a part.

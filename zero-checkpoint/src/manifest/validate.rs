@@ -60,11 +60,11 @@ impl Manifest {
         let mut total: usize = 0;
         for parameter in &self.parameters {
             let name = &parameter.name;
-            for path in std::iter::once(name).chain(&parameter.aliases) {
+            for path in parameter.paths() {
                 if path.is_empty() {
                     return Err(format!("parameter `{name}` has an empty path"));
                 }
-                if !paths.insert(path.as_str()) {
+                if !paths.insert(path) {
                     return Err(format!("the path `{path}` is there twice"));
                 }
             }

@@ -9,7 +9,7 @@ use zero_core::{DType, ParameterSpec};
 use crate::bytes::Data;
 use crate::digest::Digest;
 use crate::error::CheckpointError;
-use crate::manifest::{Facts, WeightLayout, is_state_name, numel};
+use crate::manifest::{Facts, ParameterRecord, TensorRecord, WeightLayout, is_state_name, numel};
 
 /// What a rank brings to a save: every parameter, in one order on all ranks, with this rank's interval of it.
 #[derive(Clone, Debug)]
@@ -84,6 +84,23 @@ impl Declared {
             replica: parameter.held == Held::Replica,
             values: parameter.values.dtype(),
             states,
+        }
+    }
+
+    /// As a manifest has it, before anything is written.
+    pub(crate) fn record(&self) -> ParameterRecord {
+        let tensor = |dtype| TensorRecord { dtype, pieces: Vec::new() };
+        ParameterRecord {
+            name: self.spec.name.clone(),
+            shape: self.spec.shape.clone(),
+            dtype: self.spec.dtype,
+            trainable: self.spec.trainable,
+            aliases: self.spec.aliases.clone(),
+            group: self.group.clone(),
+            layout: self.layout,
+            updates: self.updates,
+            values: tensor(self.values),
+            states: self.states.iter().map(|(name, dtype)| (name.clone(), tensor(*dtype))).collect(),
         }
     }
 

@@ -1,12 +1,13 @@
 //! The safetensors file of a rank, before it is written.
 
-use std::fmt::Write as _;
+use std::collections::HashSet;
 use std::ops::Range;
 
 use zero_core::{DType, Partition, Rank, WorldSize};
 
 use crate::error::CheckpointError;
-use crate::manifest::tensor_name;
+use crate::header::{HeaderTensor, header};
+use crate::manifest::{Manifest, tensor_name};
 use crate::save::contents::{Contents, Held};
 
 /// What a rank's file will hold, byte for byte; the numbers still lie where they are.
@@ -67,15 +68,14 @@ impl Image {
         }
         // Each tensor then begins at a multiple of its element's size, as readers that view it in place need.
         entries.sort_by_key(|(dtype, _)| std::cmp::Reverse(dtype.size()));
-        let mut header = header(contents, &entries)?;
-        // An eighth byte's boundary, for the same reason.
-        header.resize(header.len().next_multiple_of(8), b' ');
-        let mut offset = 8 + header.len() as u64;
+        let metadata = [("format", Manifest::FORMAT.to_owned()), ("step", contents.facts.step.to_string())]
+            .map(|(key, value)| (key.to_owned(), value));
+        let header = header(&metadata, &tensors(contents, &entries)?);
+        let mut offset = header.len() as u64;
         for (_, entry) in &mut entries {
             entry.offset = offset;
             offset += entry.bytes;
         }
-        let header = [&(header.len() as u64).to_le_bytes()[..], &header].concat();
         Ok(Self { header, entries: entries.into_iter().map(|(_, entry)| entry).collect(), bytes: offset })
     }
 
@@ -140,35 +140,28 @@ fn shares(contents: &Contents<'_>, rank: Rank, world: WorldSize) -> Vec<Range<us
     contents.parameters.iter().map(share).collect()
 }
 
-fn header(contents: &Contents<'_>, entries: &[(DType, Entry)]) -> Result<Vec<u8>, CheckpointError> {
-    let mut names = std::collections::HashSet::with_capacity(entries.len());
-    let mut text =
-        format!(r#"{{"__metadata__":{{"format":"zero-checkpoint","step":"{}"}}"#, contents.facts.step);
-    let mut at: u64 = 0;
+/// The tensors as the file's header tells them.
+fn tensors(
+    contents: &Contents<'_>,
+    entries: &[(DType, Entry)],
+) -> Result<Vec<HeaderTensor>, CheckpointError> {
+    let mut names = HashSet::with_capacity(entries.len());
+    let mut tensors = Vec::with_capacity(entries.len());
     for (dtype, entry) in entries {
         let parameter = &contents.parameters[entry.parameter];
         let numel = parameter.numel().unwrap_or_default();
         let state = entry.state_name.as_deref();
         let name = tensor_name(&parameter.spec.name, state, &entry.range, numel);
-        let shape =
-            if entry.range.len() == numel { parameter.spec.shape.clone() } else { vec![entry.range.len()] };
-        // Writing to a string does not fail.
-        let _ = write!(
-            text,
-            r#",{}:{{"dtype":"{}","shape":{shape:?},"data_offsets":[{at},{}]}}"#,
-            serde_json::Value::from(name.as_str()),
-            dtype.name().to_uppercase(),
-            at + entry.bytes,
-        );
-        if !names.insert(name) {
+        if !names.insert(name.clone()) {
             return Err(CheckpointError::Contents {
                 parameter: parameter.spec.name.clone(),
                 reason: "its name and that of another parameter make one tensor's name; rename one"
                     .to_owned(),
             });
         }
-        at += entry.bytes;
+        let shape =
+            if entry.range.len() == numel { parameter.spec.shape.clone() } else { vec![entry.range.len()] };
+        tensors.push(HeaderTensor { name, dtype: *dtype, shape, bytes: entry.bytes });
     }
-    text.push('}');
-    Ok(text.into_bytes())
+    Ok(tensors)
 }

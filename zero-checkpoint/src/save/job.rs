@@ -9,7 +9,7 @@ use zero_core::Rank;
 use crate::coordinator::Coordinator;
 use crate::digest::Digest;
 use crate::error::CheckpointError;
-use crate::manifest::{Facts, FileRecord, Manifest, MeshAxis, ParameterRecord, Piece, TensorRecord, numel};
+use crate::manifest::{Facts, FileRecord, Manifest, MeshAxis, ParameterRecord, Piece, numel};
 use crate::save::contents::{Contents, Declared, Held, SavedParameter};
 use crate::save::image::{Entry, Image};
 use crate::save::write::CHUNK;
@@ -39,6 +39,13 @@ pub(crate) struct Report {
     rank_state: Value,
 }
 
+impl Report {
+    /// Before anything is written.
+    fn nothing() -> Self {
+        Self { file: None, tensors: Vec::new(), rank_state: Value::Null }
+    }
+}
+
 #[derive(Serialize, Deserialize)]
 struct Written {
     parameter: usize,
@@ -59,13 +66,19 @@ impl Job {
             Held::Part(range) => range.clone(),
             Held::Replica => 0..parameter.numel().unwrap_or_default(),
         };
-        Ok(Self {
+        let job = Self {
             facts: contents.facts.clone(),
             rank_state: contents.rank_state.clone(),
             declared: contents.parameters.iter().map(Declared::of).collect(),
             held: contents.parameters.iter().map(held).collect(),
             image: Image::new(contents, coordinator.rank(), coordinator.world_size())?,
-        })
+        };
+        let unwritten = Report { rank_state: job.rank_state.clone(), ..Report::nothing() };
+        job.manifest(vec![unwritten]).check_nesting().map_err(|reason| CheckpointError::Facts {
+            step: job.facts.step,
+            reason: format!("what is recorded besides numbers could not be read again: {reason}"),
+        })?;
+        Ok(job)
     }
 
     /// What this rank has written; no file if it had nothing to write.
@@ -88,8 +101,7 @@ impl Job {
 
     /// Checks that all ranks save the same, and that together they hold all of it once.
     pub(crate) fn check_openings(&self, openings: Vec<Opening>) -> Result<(), CheckpointError> {
-        let nothing = || Report { file: None, tensors: Vec::new(), rank_state: Value::Null };
-        let unwritten = self.manifest(openings.iter().map(|_| nothing()).collect());
+        let unwritten = self.manifest(openings.iter().map(|_| Report::nothing()).collect());
         unwritten
             .validate_facts()
             .map_err(|reason| CheckpointError::Facts { step: self.facts.step, reason })?;
@@ -157,23 +169,33 @@ impl Job {
 
     /// The manifest of what all ranks have written.
     pub(crate) fn manifest(&self, reports: Vec<Report>) -> Manifest {
-        let tensor = |dtype| TensorRecord { dtype, pieces: Vec::new() };
-        let mut parameters: Vec<_> = self
-            .declared
-            .iter()
-            .map(|declared| ParameterRecord {
-                name: declared.spec.name.clone(),
-                shape: declared.spec.shape.clone(),
-                dtype: declared.spec.dtype,
-                trainable: declared.spec.trainable,
-                aliases: declared.spec.aliases.clone(),
-                group: declared.group.clone(),
-                layout: declared.layout,
-                updates: declared.updates,
-                values: tensor(declared.values),
-                states: declared.states.iter().map(|(name, dtype)| (name.clone(), tensor(*dtype))).collect(),
-            })
-            .collect();
+        let (files, ranks, parameters) = self.records(reports);
+        let facts = self.facts.clone();
+        let mesh = if facts.mesh.is_empty() {
+            vec![MeshAxis { name: "shard".to_owned(), size: ranks.len() }]
+        } else {
+            facts.mesh
+        };
+        Manifest {
+            format: Manifest::FORMAT.to_owned(),
+            format_version: Manifest::VERSION,
+            step: facts.step,
+            mesh,
+            stage: facts.stage,
+            dtypes: facts.dtypes,
+            groups: facts.groups,
+            parameters,
+            chunk_bytes: CHUNK as u64,
+            files,
+            training: facts.training,
+            ranks,
+            registry: facts.registry.completed(),
+        }
+    }
+
+    /// Files, what ranks have for themselves, and where in the files the parameters lie.
+    fn records(&self, reports: Vec<Report>) -> (Vec<FileRecord>, Vec<Value>, Vec<ParameterRecord>) {
+        let mut parameters: Vec<_> = self.declared.iter().map(Declared::record).collect();
         let (mut files, mut ranks) = (Vec::new(), Vec::new());
         for report in reports {
             ranks.push(report.rank_state);
@@ -196,26 +218,6 @@ impl Job {
         {
             tensor.pieces.sort_by_key(|piece| piece.start);
         }
-        let facts = self.facts.clone();
-        let mesh = if facts.mesh.is_empty() {
-            vec![MeshAxis { name: "shard".to_owned(), size: ranks.len() }]
-        } else {
-            facts.mesh
-        };
-        Manifest {
-            format: Manifest::FORMAT.to_owned(),
-            format_version: Manifest::VERSION,
-            step: facts.step,
-            mesh,
-            stage: facts.stage,
-            dtypes: facts.dtypes,
-            groups: facts.groups,
-            parameters,
-            chunk_bytes: CHUNK as u64,
-            files,
-            training: facts.training,
-            ranks,
-            registry: facts.registry.completed(),
-        }
+        (files, ranks, parameters)
     }
 }

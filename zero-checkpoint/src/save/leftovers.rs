@@ -1,5 +1,7 @@
 //! What saves and removals that did not end have left behind.
 
+use std::io;
+
 use crate::folder::{self, StepFolder};
 use crate::manifest::NAME;
 use crate::storage::{Storage, Usage};
@@ -13,31 +15,34 @@ pub(crate) fn sweep(storage: &dyn Storage) {
     if !storage.renames() {
         return sweep_in_place(storage, &names);
     }
-    for name in names.iter().filter(|name| folder::is_temporary(name)) {
-        // Marked for as long as it is being removed.
-        let removed = storage.mark(name, Usage::Exclusive).and_then(|mark| match mark {
-            Some(_mark) => storage.remove_folder(name),
-            None => Ok(()),
-        });
-        if let Err(error) = removed {
+    names.iter().filter(|name| folder::is_temporary(name)).for_each(|name| remove(storage, name));
+}
+
+/// Removes a folder, marked for as long as that takes, if nobody else has marked it.
+fn remove(storage: &dyn Storage, name: &str) {
+    let removed = storage.mark(name, Usage::Exclusive).and_then(|mark| match mark {
+        Some(_mark) => storage.remove_folder(name),
+        None => Ok(()),
+    });
+    match removed {
+        // Somebody else has removed it.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => {
             tracing::warn!(%storage, %name, %error, "a leftover of an earlier save cannot be removed");
         }
+        Ok(()) => {}
     }
 }
 
-/// Where checkpoints are written in place: what has no manifest and is older than one that has, for a save that still goes
-/// on is newer than all that are there.
+/// Where checkpoints are written in place: what has no manifest, is older than one that has, and is not marked. A save that
+/// goes on is newer than all that are there, unless training was taken up from an older step; then its mark tells.
 fn sweep_in_place(storage: &dyn Storage, names: &[String]) {
     let mut newest_seen = false;
     for name in names.iter().rev().filter(|name| name.parse::<StepFolder>().is_ok()) {
         let complete = storage.list(name).map(|files| files.iter().any(|file| file == NAME));
         match complete {
             Ok(true) => newest_seen = true,
-            Ok(false) if newest_seen => {
-                if let Err(error) = storage.remove_folder(name) {
-                    tracing::warn!(%storage, %name, %error, "a leftover of an earlier save cannot be removed");
-                }
-            }
+            Ok(false) if newest_seen => remove(storage, name),
             Ok(false) | Err(_) => {}
         }
     }

@@ -13,10 +13,12 @@ pub(crate) struct Outcome {
 }
 
 #[derive(Debug, Default)]
-struct State {
-    done: bool,
-    /// Taken by the first who asks.
-    result: Option<Result<Saved, CheckpointError>>,
+enum State {
+    #[default]
+    GoesOn,
+    Saved(Saved),
+    /// The error is taken by the first who asks.
+    Failed(Option<CheckpointError>),
 }
 
 impl Outcome {
@@ -24,19 +26,52 @@ impl Outcome {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn set(&self, result: Result<Saved, CheckpointError>) {
-        *self.state() = State { done: true, result: Some(result) };
-        self.done.notify_all();
-    }
-
     pub(crate) fn is_done(&self) -> bool {
-        self.state().done
+        !matches!(*self.state(), State::GoesOn)
     }
 
-    /// Waits for the end; `None` if somebody else has taken the result.
+    /// Waits for the end; `None` if somebody else has taken the error.
     pub(crate) fn wait(&self) -> Option<Result<Saved, CheckpointError>> {
-        let state = self.done.wait_while(self.state(), |state| !state.done);
-        state.unwrap_or_else(PoisonError::into_inner).result.take()
+        let state = self.done.wait_while(self.state(), |state| matches!(state, State::GoesOn));
+        match &mut *state.unwrap_or_else(PoisonError::into_inner) {
+            State::GoesOn => None,
+            State::Saved(saved) => Some(Ok(saved.clone())),
+            State::Failed(error) => error.take().map(Err),
+        }
+    }
+}
+
+/// The duty to set an outcome. Who drops it has panicked, or has nobody left to do the work.
+#[derive(Debug)]
+pub(crate) struct Promise(Arc<Outcome>);
+
+impl Promise {
+    /// A promise, and what will be set.
+    pub(crate) fn new() -> (Self, Arc<Outcome>) {
+        let outcome = Arc::new(Outcome::default());
+        (Self(Arc::clone(&outcome)), outcome)
+    }
+
+    pub(crate) fn keep(self, result: Result<Saved, CheckpointError>) {
+        self.set(result);
+    }
+
+    /// Only the first one counts.
+    fn set(&self, result: Result<Saved, CheckpointError>) {
+        let mut state = self.0.state();
+        if let State::GoesOn = *state {
+            *state = match result {
+                Ok(saved) => State::Saved(saved),
+                Err(error) => State::Failed(Some(error)),
+            };
+            self.0.done.notify_all();
+        }
+    }
+}
+
+impl Drop for Promise {
+    fn drop(&mut self) {
+        self.set(Err(CheckpointError::WorkerGone));
     }
 }
 
@@ -65,7 +100,7 @@ impl Pending {
     /// # Errors
     ///
     /// Those of [`Saver::save`](crate::Saver::save); [`CheckpointError::AlreadyTold`] if the saver has returned the error
-    /// of this save already.
+    /// of this save already; [`CheckpointError::WorkerGone`] if the thread that saves has panicked.
     pub fn wait(self) -> Result<Saved, CheckpointError> {
         self.outcome.wait().unwrap_or(Err(CheckpointError::AlreadyTold { step: self.step }))
     }

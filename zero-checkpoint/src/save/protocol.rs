@@ -5,8 +5,11 @@
 //! them. Where folders cannot be renamed, a manifest is what makes a checkpoint, and it comes last, as a whole.
 
 use std::io;
+use std::thread;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use zero_core::Rank;
 
 use crate::coordinator::{Coordinator, consult};
 use crate::digest::Digest;
@@ -20,8 +23,9 @@ use crate::save::retention::{self, Retention};
 use crate::save::write::Stopped;
 use crate::storage::{Storage, Usage, WriteFile};
 
-/// How often a folder is made that somebody sweeps before it is marked.
-const ATTEMPTS: usize = 3;
+/// How often, and how long each time, a save waits for who takes away the name that it wants.
+const PATIENCE: usize = 1000;
+const PAUSE: Duration = Duration::from_millis(5);
 
 /// What a save wrote.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -110,35 +114,34 @@ impl<'a> Session<'a> {
         let total = consult(coordinator, written.map(|report| to_bytes(&report)), |reports| {
             let manifest = job.manifest(each::<Report>(&reports)?);
             self.complete(&staging, &manifest)?;
-            retention::apply(self.storage, self.retention);
-            // A checkpoint of the same step that this one has replaced.
-            leftovers::sweep(self.storage);
             Ok(manifest.bytes().to_le_bytes().to_vec())
         })?;
+        if coordinator.rank() == Rank::ROOT {
+            self.tidy(job.facts.step);
+        }
         let total_bytes = u64::from_le_bytes(total.try_into().unwrap_or_default());
         let folder = StepFolder::of(job.facts.step).to_string();
         Ok(Saved { step: job.facts.step, folder, bytes, total_bytes })
     }
 
+    /// Removes what need not be there after a save: when all ranks have their answer, for it may take its time.
+    fn tidy(&mut self, saved: u64) {
+        retention::apply(self.storage, self.retention, saved);
+        // A checkpoint of the same step that this one has replaced.
+        leftovers::sweep(self.storage);
+    }
+
     /// A folder to write into, marked as in use.
     fn stage(&mut self, step: u64) -> Result<Staging, CheckpointError> {
         let storage = self.storage;
+        // While all ranks wait: what a crash has left may take the room that they need.
         leftovers::sweep(storage);
         if !storage.renames() {
-            return in_place(storage, step);
+            return in_place(storage, step, &mut self.mark);
         }
-        for _ in 0..ATTEMPTS {
-            let folder = folder::temporary(step, &folder::nonce());
-            storage.create_folder(&folder).map_err(folder::failed(storage, "make", &folder))?;
-            match storage.mark(&folder, Usage::Shared) {
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                mark => self.mark = mark.map_err(folder::failed(storage, "mark", &folder))?,
-            }
-            if self.mark.is_some() {
-                return Ok(Staging { folder, suffix: String::new() });
-            }
-        }
-        Err(CheckpointError::Swept { place: storage.to_string(), step })
+        let (folder, mark) = folder::make_temporary(storage, step)?;
+        self.mark = Some(mark);
+        Ok(Staging { folder, suffix: String::new() })
     }
 
     /// Writes this rank's file, if it has something to write.
@@ -174,9 +177,9 @@ impl<'a> Session<'a> {
         let storage = self.storage;
         let folder = &staging.folder;
         let path = format!("{folder}/{NAME}");
-        // What cannot be read must not be written.
-        manifest.validate().map_err(|reason| CheckpointError::Manifest { path: path.clone(), reason })?;
-        let bytes = manifest.to_bytes();
+        let bytes = manifest
+            .to_readable_bytes()
+            .map_err(|reason| CheckpointError::Facts { step: manifest.step, reason })?;
         let write = || {
             let mut file = storage.create(&path, bytes.len() as u64)?;
             file.write(&bytes)?;
@@ -189,21 +192,40 @@ impl<'a> Session<'a> {
             return Ok(());
         }
         let at_last = StepFolder::of(manifest.step).to_string();
+        let replaced = self.hold(&at_last, manifest.step)?;
         storage.rename(folder, &at_last).map_err(folder::failed(storage, "rename", folder))?;
+        drop(replaced);
         // It is the checkpoint now, or has become the one that it replaces.
         self.staged = None;
         storage.sync_folder("").map_err(folder::failed(storage, "sync", ""))
     }
+
+    /// Marks the checkpoint that is about to be replaced, if there is one: who removes it, removes what has its name.
+    fn hold(&self, folder: &str, step: u64) -> Result<Option<Box<dyn Send + Sync>>, CheckpointError> {
+        for _ in 0..PATIENCE {
+            match self.storage.mark(folder, Usage::Shared) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+                Ok(None) => thread::sleep(PAUSE),
+                mark => return mark.map_err(folder::failed(self.storage, "mark", folder)),
+            }
+        }
+        Err(CheckpointError::Swept { place: self.storage.to_string(), step })
+    }
 }
 
-/// The final folder, empty.
-fn in_place(storage: &dyn Storage, step: u64) -> Result<Staging, CheckpointError> {
+/// The final folder, empty and marked.
+fn in_place(
+    storage: &dyn Storage,
+    step: u64,
+    mark: &mut Option<Box<dyn Send + Sync>>,
+) -> Result<Staging, CheckpointError> {
     let folder = StepFolder::of(step).to_string();
     let names = storage.list(&folder).map_err(folder::failed(storage, "list", &folder))?;
     if names.iter().any(|name| name == NAME) {
         return Err(CheckpointError::StepExists { place: storage.to_string(), step });
     }
     storage.remove_folder(&folder).map_err(folder::failed(storage, "empty", &folder))?;
+    *mark = storage.mark(&folder, Usage::Shared).map_err(folder::failed(storage, "mark", &folder))?;
     Ok(Staging { folder, suffix: format!("-{}", folder::nonce()) })
 }
 

@@ -12,7 +12,7 @@ use crate::memory::Memory;
 use crate::save::contents::Contents;
 use crate::save::image::Image;
 use crate::save::job::Job;
-use crate::save::outcome::{Outcome, Pending};
+use crate::save::outcome::{Outcome, Pending, Promise};
 use crate::save::protocol::{Content, Saved, Session};
 use crate::save::retention::Retention;
 use crate::save::worker::{Task, Worker};
@@ -50,7 +50,9 @@ pub enum OnBusy {
 /// One rank's part in saving checkpoints to a place.
 ///
 /// Every rank has one and calls the same methods in the same order. A checkpoint is there for all to see or not at all, and
-/// a save fails on all ranks or on none, with the exception of a root that is lost in the moment between the two.
+/// a save fails on all ranks or on none, with the exception of a root that is lost in the moment between the two. A save
+/// that fails to make the checkpoint's name durable leaves the checkpoint in its place: it can be loaded, but a power
+/// failure may take it away.
 pub struct Saver {
     storage: Arc<dyn Storage>,
     coordinator: Arc<dyn Coordinator>,
@@ -60,10 +62,13 @@ pub struct Saver {
     arena: Option<Memory>,
     worker: Option<Worker>,
     running: Option<(u64, Arc<Outcome>)>,
+    /// The last word to the other ranks that this one does not save, until it has been said.
+    refusal: Option<Arc<Outcome>>,
 }
 
 impl Saver {
-    /// A saver to `storage`. For [`save_async`](Self::save_async), `coordinator` must be one that nothing else uses.
+    /// A saver to `storage`. For [`save_async`](Self::save_async), `coordinator` must be one that nothing else uses
+    /// before [`finish`](Self::finish) has returned, on all ranks.
     ///
     /// # Errors
     ///
@@ -77,8 +82,16 @@ impl Saver {
         if options.buffer.get() < least {
             return Err(CheckpointError::BufferTooSmall { bytes: options.buffer, least: Bytes::new(least) });
         }
-        let (buffer, arena, worker, running) = (None, None, None, None);
-        Ok(Self { storage, coordinator, options, buffer, arena, worker, running })
+        Ok(Self {
+            storage,
+            coordinator,
+            options,
+            buffer: None,
+            arena: None,
+            worker: None,
+            running: None,
+            refusal: None,
+        })
     }
 
     /// Saves, and returns when the checkpoint is there. Nothing is copied but through the buffer.
@@ -119,19 +132,17 @@ impl Saver {
         let step = contents.facts.step;
         match self.snapshot(contents) {
             Ok((job, snapshot)) => {
-                let outcome = Arc::new(Outcome::default());
-                self.worker()?.send(Task::Save {
-                    job: Box::new(job),
-                    snapshot,
-                    outcome: Arc::clone(&outcome),
-                })?;
+                let (promise, outcome) = Promise::new();
+                self.worker()?.send(Task::Save { job: Box::new(job), snapshot, promise })?;
                 self.running = Some((step, Arc::clone(&outcome)));
                 Ok(Pending { step, outcome })
             }
             Err(error) => {
                 // The other ranks do not wait in vain, and this one does not wait for them.
                 let told = CheckpointError::NotSaved { step, reason: error.to_string() };
-                self.worker()?.send(Task::Refuse { error: told })?;
+                let (promise, outcome) = Promise::new();
+                self.worker()?.send(Task::Refuse { error: told, promise })?;
+                self.refusal = Some(outcome);
                 Err(error)
             }
         }
@@ -151,7 +162,8 @@ impl Saver {
         Ok(())
     }
 
-    /// Waits for the asynchronous save that goes on, if one does, and returns what it wrote, if nobody has it yet.
+    /// Waits until nothing goes on beside training any more, and returns what the last asynchronous save wrote, if there was
+    /// one since the last call that waited.
     ///
     /// # Errors
     ///
@@ -160,8 +172,18 @@ impl Saver {
         self.settle()
     }
 
-    /// Waits for the last save.
+    /// Waits until nothing else uses the coordinator.
     fn settle(&mut self) -> Result<Option<Saved>, CheckpointError> {
+        let result = self.last_save();
+        if let Some(refusal) = self.refusal.take() {
+            // The error is known to whom it concerns here.
+            let _ = refusal.wait();
+        }
+        result
+    }
+
+    /// Waits for the last save.
+    fn last_save(&mut self) -> Result<Option<Saved>, CheckpointError> {
         let result = self.running.take().and_then(|(_, outcome)| outcome.wait());
         self.take_back();
         result.transpose()
@@ -178,7 +200,8 @@ impl Saver {
         if let (OnBusy::Refuse, Some((saving, _))) = (self.options.on_busy, going_on) {
             return Err(CheckpointError::Busy { step: contents.facts.step, saving: *saving });
         }
-        self.settle()?;
+        // A refusal may still wait for the other ranks: what follows it is said after it.
+        self.last_save()?;
         let job = Job::new(contents, self.coordinator.as_ref())?;
         let mut memory = arena(self.arena.take(), job.image.bytes)?;
         match job.image.read(contents, 0, &mut memory) {

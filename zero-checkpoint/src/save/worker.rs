@@ -12,7 +12,7 @@ use crate::error::CheckpointError;
 use crate::memory::Memory;
 use crate::save::image::Image;
 use crate::save::job::Job;
-use crate::save::outcome::Outcome;
+use crate::save::outcome::Promise;
 use crate::save::protocol::{Content, Session};
 use crate::save::retention::Retention;
 use crate::save::write::{self, Stopped};
@@ -21,9 +21,9 @@ use crate::storage::{Storage, WriteFile};
 /// What the thread does, in the order in which it was asked to.
 pub(crate) enum Task {
     /// Saves what a snapshot holds.
-    Save { job: Box<Job>, snapshot: Memory, outcome: Arc<Outcome> },
+    Save { job: Box<Job>, snapshot: Memory, promise: Promise },
     /// Tells the other ranks that this one does not save.
-    Refuse { error: CheckpointError },
+    Refuse { error: CheckpointError, promise: Promise },
 }
 
 /// The thread; dropping it waits for what it has to do.
@@ -45,17 +45,16 @@ impl Worker {
             let session = || Session::new(storage.as_ref(), coordinator.as_ref(), retention);
             for task in to_do {
                 match task {
-                    Task::Save { job, snapshot, outcome } => {
+                    Task::Save { job, snapshot, promise } => {
                         let mut content = Snapshot(&snapshot);
                         let saved = session().run(Ok(&job), &mut content);
                         // First, so that who has seen the end finds it.
                         let _ = back.send(snapshot);
-                        outcome.set(saved);
+                        promise.keep(saved);
                     }
-                    Task::Refuse { error } => {
+                    Task::Refuse { error, promise } => {
                         let mut content = Snapshot(&[]);
-                        // The error is known to whom it concerns here.
-                        let _ = session().run(Err(error), &mut content);
+                        promise.keep(session().run(Err(error), &mut content));
                     }
                 }
             }

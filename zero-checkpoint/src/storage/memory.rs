@@ -6,7 +6,7 @@ use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::storage::marks::Marks;
-use crate::storage::{ReadFile, Storage, Usage, WriteFile};
+use crate::storage::{ReadFile, ReadFolder, Storage, Usage, WriteFile};
 
 /// A place in this process's memory, for tests and for what need not outlive it. Clones are the same place.
 #[derive(Clone, Debug, Default)]
@@ -83,6 +83,11 @@ impl Storage for MemoryStorage {
         Ok(Box::new(Reading(Arc::clone(file.ok_or_else(|| not_found(path))?))))
     }
 
+    fn open_folder(&self, folder: &str) -> io::Result<Option<Box<dyn ReadFolder>>> {
+        let id = self.state().folders.get(folder).ok_or_else(|| not_found(folder))?.id;
+        Ok(Some(Box::new(OpenFolder { place: self.clone(), id })))
+    }
+
     fn sync_folder(&self, _folder: &str) -> io::Result<()> {
         Ok(())
     }
@@ -108,6 +113,25 @@ impl Storage for MemoryStorage {
     fn mark(&self, folder: &str, usage: Usage) -> io::Result<Option<Box<dyn Send + Sync>>> {
         let id = self.state().folders.get(folder).ok_or_else(|| not_found(folder))?.id;
         let mark = self.marks.mark(id, usage);
+        Ok(mark.map(|mark| Box::new(mark) as Box<dyn Send + Sync>))
+    }
+}
+
+struct OpenFolder {
+    place: MemoryStorage,
+    id: u64,
+}
+
+impl ReadFolder for OpenFolder {
+    fn open(&self, name: &str) -> io::Result<Box<dyn ReadFile>> {
+        let state = self.place.state();
+        let folder = state.folders.values().find(|folder| folder.id == self.id);
+        let file = folder.and_then(|folder| folder.files.get(name));
+        Ok(Box::new(Reading(Arc::clone(file.ok_or_else(|| not_found(name))?))))
+    }
+
+    fn mark(&self) -> io::Result<Option<Box<dyn Send + Sync>>> {
+        let mark = self.place.marks.mark(self.id, Usage::Shared);
         Ok(mark.map(|mark| Box::new(mark) as Box<dyn Send + Sync>))
     }
 }

@@ -50,6 +50,16 @@ pub trait Storage: Debug + Display + Send + Sync {
     /// Those of the medium; [`io::ErrorKind::NotFound`] if there is no such file.
     fn open(&self, path: &str) -> io::Result<Box<dyn ReadFile>>;
 
+    /// Opens a folder for reading, as itself and not by its name, which another folder may get. `None` where folders are
+    /// known by their names only.
+    ///
+    /// # Errors
+    ///
+    /// Those of the medium; [`io::ErrorKind::NotFound`] if there is no such folder.
+    fn open_folder(&self, _folder: &str) -> io::Result<Option<Box<dyn ReadFolder>>> {
+        Ok(None)
+    }
+
     /// Makes the names in a folder durable.
     ///
     /// # Errors
@@ -61,7 +71,8 @@ pub trait Storage: Debug + Display + Send + Sync {
     /// there from the moment when its manifest is: files must appear as a whole.
     fn renames(&self) -> bool;
 
-    /// Gives the folder `from` the name `to`, at once: if there is a `to` already, it becomes `from`.
+    /// Gives the folder `from` the name `to`, at once: if there is a `to` already, it becomes `from`, at once too if the medium
+    /// can do that.
     ///
     /// # Errors
     ///
@@ -108,6 +119,23 @@ pub trait WriteFile: Send {
     ///
     /// Those of the medium.
     fn finish(&mut self) -> io::Result<()>;
+}
+
+/// A folder that is being read, whatever it is called by now.
+pub trait ReadFolder: Send + Sync {
+    /// Opens a file in it for reading.
+    ///
+    /// # Errors
+    ///
+    /// Those of the medium; [`io::ErrorKind::NotFound`] if there is no such file.
+    fn open(&self, name: &str) -> io::Result<Box<dyn ReadFile>>;
+
+    /// Marks it for [`Usage::Shared`], as [`Storage::mark`] does.
+    ///
+    /// # Errors
+    ///
+    /// Those of the medium.
+    fn mark(&self) -> io::Result<Option<Box<dyn Send + Sync>>>;
 }
 
 /// A file that is being read.

@@ -9,13 +9,14 @@ use zero_core::{Bytes, DType};
 
 use crate::error::CheckpointError;
 use crate::folder::{self, failed};
+use crate::header::{HeaderTensor, header};
 use crate::import::{NameMap, transpose_bytes};
-use crate::load::{Checkpoint, convert};
+use crate::load::{Checkpoint, Converter};
 use crate::manifest::{ParameterRecord, WeightLayout};
 use crate::memory::Memory;
 use crate::storage::{LocalStorage, Storage};
 use crate::tools::Progress;
-use crate::tools::output::{Appender, OutputTensor, header};
+use crate::tools::output::Appender;
 use crate::tools::verified::VerifiedReader;
 
 /// How plain weights are written.
@@ -86,7 +87,7 @@ const LEAST: u64 = 4 << 20;
 /// A tensor on its way.
 struct Planned<'m> {
     record: &'m ParameterRecord,
-    output: OutputTensor,
+    output: HeaderTensor,
     transposed: bool,
     noted: Vec<(String, String)>,
 }
@@ -114,11 +115,11 @@ pub fn consolidate(
     let planned = in_files(plan(checkpoint, to, options)?, options.max_file);
     let parent = to.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let place = LocalStorage::new(parent);
-    let temporary = folder::temporary(checkpoint.manifest().step, &folder::nonce());
-    place.create_folder(&temporary).map_err(failed(&place, "make", &temporary))?;
+    let (temporary, _mark) = folder::make_temporary(&place, checkpoint.manifest().step)?;
     let done = write(checkpoint, &place, &temporary, planned, options, progress).and_then(|mut written| {
         let from = parent.join(&temporary);
-        let renamed = fs::remove_file(from.join(".lock")).and_then(|()| fs::rename(&from, to));
+        // Its mark goes last: without it, a save to the same place would sweep the folder.
+        let renamed = fs::rename(&from, to).and_then(|()| fs::remove_file(to.join(".lock")));
         renamed.map_err(failed(&place, "rename", &temporary))?;
         place.sync_folder("").map_err(failed(&place, "sync", ""))?;
         written.files.iter_mut().for_each(|file| *file = to.join(&*file));
@@ -164,7 +165,7 @@ fn plan<'m>(
                 return Err(CheckpointError::TwoNames { path: to.to_path_buf(), name, first, second });
             }
             let bytes = Bytes::of(record.numel(), dtype).get();
-            let output = OutputTensor { name, dtype, shape: shape.clone(), bytes };
+            let output = HeaderTensor { name, dtype, shape: shape.clone(), bytes };
             all.push(Planned { record, output, transposed, noted: std::mem::take(&mut noted) });
         }
     }
@@ -220,7 +221,7 @@ fn write(
         metadata.extend(tensors.iter().flat_map(|tensor| tensor.noted.iter().cloned()));
         let (records, outputs): (Vec<_>, Vec<_>) =
             tensors.into_iter().map(|tensor| ((tensor.record, tensor.transposed), tensor.output)).unzip();
-        let header = header(&outputs, &metadata);
+        let header = header(&metadata, &outputs);
         let data: u64 = outputs.iter().map(|output| output.bytes).sum();
         let file = place.create(&path, header.len() as u64 + data).map_err(failed(place, "create", &path))?;
         copier.file(file, &header, &records, &outputs, failed(place, "write", &path), progress)?;
@@ -251,24 +252,21 @@ struct Copier<'c> {
     output: Memory,
     /// As the checkpoint has the elements, and transposed.
     blocks: [Memory; 2],
-    converted: Vec<u8>,
+    converter: Converter,
     budget: Bytes,
 }
-
-/// Elements that are converted at once.
-const BATCH: usize = 16 << 10;
 
 impl<'c> Copier<'c> {
     fn new(checkpoint: &'c Checkpoint, budget: Bytes) -> Result<Self, CheckpointError> {
         let memory = |bytes: u64| Memory::zeroed(bytes as usize).ok_or(CheckpointError::NoMemory { bytes });
         let output = (budget.get() / 4).min(8 << 20) / 4096 * 4096;
-        let converted = (BATCH * 8) as u64;
+        let converted = Converter::BYTES as u64;
         let block = (budget.get() - output - converted - checkpoint.manifest().chunk_bytes) / 2 / 8 * 8;
         Ok(Self {
             reader: VerifiedReader::new(checkpoint)?,
             output: memory(output)?,
             blocks: [memory(block)?, memory(block)?],
-            converted: Vec::with_capacity(BATCH * 8),
+            converter: Converter::default(),
             budget,
         })
     }
@@ -278,56 +276,79 @@ impl<'c> Copier<'c> {
         file: Box<dyn crate::storage::WriteFile>,
         header: &[u8],
         records: &[(&ParameterRecord, bool)],
-        outputs: &[OutputTensor],
+        outputs: &[HeaderTensor],
         failed: impl Fn(std::io::Error) -> CheckpointError,
         progress: Progress<'_>,
     ) -> Result<(), CheckpointError> {
-        let Self { reader, output, blocks: [from, to], converted, budget } = self;
+        let Self { reader, output, blocks, converter, budget } = self;
         let mut appender = Appender::new(file, output, failed);
         appender.append(header)?;
-        let mut append = |bytes: &[u8], source: DType, target: DType| {
-            if source == target {
-                return appender.append(bytes);
-            }
-            bytes.chunks(BATCH * source.size()).try_for_each(|batch| {
-                converted.clear();
-                convert(batch, source, target, converted);
-                appender.append(converted)
-            })
-        };
         for ((record, transposed), output) in records.iter().zip(outputs) {
-            let tensor = &record.values;
-            let size = tensor.dtype.size();
+            let dtype = record.values.dtype;
+            let mut append = |bytes: &[u8]| {
+                converter.convert(bytes, dtype, output.dtype, |_, converted| appender.append(converted))
+            };
             let before = reader.bytes_read;
-            if let (true, &[ins, outs]) = (*transposed, &record.shape[..]) {
-                let width = (from.len() / size).checked_div(ins).unwrap_or(outs);
-                if width == 0 {
-                    let least = Bytes::of(ins, tensor.dtype).get() * 3;
-                    let least = Bytes::new(least.max(LEAST) + (16 << 20));
-                    return Err(CheckpointError::BufferTooSmall { bytes: *budget, least });
-                }
-                for left in (0..outs).step_by(width) {
-                    let cols = left..outs.min(left + width);
-                    let block = &mut from[..ins * cols.len() * size];
-                    let rows = block.chunks_mut((cols.len() * size).max(1));
-                    for (row, part) in rows.enumerate() {
-                        reader.read(tensor, row * outs + cols.start..row * outs + cols.end, part)?;
+            match (*transposed, &record.shape[..]) {
+                (true, &[ins, outs]) => {
+                    let row = Bytes::of(ins, dtype).get();
+                    let width =
+                        (blocks[0].len() as u64).checked_div(row).map_or(outs, |width| width as usize);
+                    if width == 0 && outs > 0 {
+                        let least = Bytes::new((row * 3).max(LEAST) + (16 << 20));
+                        return Err(CheckpointError::BufferTooSmall { bytes: *budget, least });
                     }
-                    let turned = &mut to[..block.len()];
-                    transpose_bytes(block, ins, cols.len(), size, turned);
-                    append(turned, tensor.dtype, output.dtype)?;
+                    copy_transposed(reader, record, [ins, outs], width, blocks, &mut append)?;
                 }
-            } else {
-                let most = from.len() / size;
-                for start in (0..record.numel()).step_by(most) {
-                    let range = start..record.numel().min(start + most);
-                    let block = &mut from[..range.len() * size];
-                    reader.read(tensor, range, block)?;
-                    append(block, tensor.dtype, output.dtype)?;
-                }
+                _ => copy(reader, record, &mut blocks[0], &mut append)?,
             }
             progress(reader.bytes_read - before);
         }
         appender.finish()
     }
+}
+
+/// Where copied elements go, in order.
+type Append<'a> = &'a mut dyn FnMut(&[u8]) -> Result<(), CheckpointError>;
+
+/// Copies values as the checkpoint has them.
+fn copy(
+    reader: &mut VerifiedReader<'_>,
+    record: &ParameterRecord,
+    block: &mut [u8],
+    append: Append<'_>,
+) -> Result<(), CheckpointError> {
+    let size = record.values.dtype.size();
+    let most = block.len() / size;
+    for start in (0..record.numel()).step_by(most) {
+        let range = start..record.numel().min(start + most);
+        let block = &mut block[..range.len() * size];
+        reader.read(&record.values, range, block)?;
+        append(block)?;
+    }
+    Ok(())
+}
+
+/// Copies the transpose of a matrix, as many of its columns at once as `width` says.
+fn copy_transposed(
+    reader: &mut VerifiedReader<'_>,
+    record: &ParameterRecord,
+    [ins, outs]: [usize; 2],
+    width: usize,
+    [from, to]: &mut [Memory; 2],
+    append: Append<'_>,
+) -> Result<(), CheckpointError> {
+    let size = record.values.dtype.size();
+    for left in (0..outs).step_by(width.max(1)) {
+        let cols = left..outs.min(left + width);
+        let block = &mut from[..ins * cols.len() * size];
+        let rows = block.chunks_mut((cols.len() * size).max(1));
+        for (row, part) in rows.enumerate() {
+            reader.read(&record.values, row * outs + cols.start..row * outs + cols.end, part)?;
+        }
+        let turned = &mut to[..block.len()];
+        transpose_bytes(block, ins, cols.len(), size, turned);
+        append(turned)?;
+    }
+    Ok(())
 }

@@ -143,7 +143,6 @@ fn facts(first: &Checkpoint, second: &Checkpoint, changes: &mut Vec<Change>) {
         }
     };
     let (first, second) = (first.manifest(), second.manifest());
-    let json = |value: &dyn erased::Json| value.json();
     fact("step", first.step.to_string(), second.step.to_string());
     fact("stage", first.stage.to_string(), second.stage.to_string());
     fact("mesh", json(&first.mesh), json(&second.mesh));
@@ -153,17 +152,8 @@ fn facts(first: &Checkpoint, second: &Checkpoint, changes: &mut Vec<Change>) {
     fact("registry", json(&first.registry), json(&second.registry));
 }
 
-/// Any value as JSON.
-mod erased {
-    pub(super) trait Json {
-        fn json(&self) -> String;
-    }
-
-    impl<T: serde::Serialize> Json for T {
-        fn json(&self) -> String {
-            serde_json::to_string(self).unwrap_or_default()
-        }
-    }
+fn json(value: &impl Serialize) -> String {
+    serde_json::to_string(value).unwrap_or_default()
 }
 
 fn parameter_facts(first: &ParameterRecord, second: &ParameterRecord, changes: &mut Vec<Change>) {

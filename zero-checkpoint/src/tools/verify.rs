@@ -11,6 +11,7 @@ use crate::load::Checkpoint;
 use crate::manifest::{Manifest, tensor_name};
 use crate::memory::Memory;
 use crate::tools::Progress;
+use crate::weights::MAX_HEADER;
 
 /// Something that is wrong with a checkpoint.
 #[derive(Debug)]
@@ -111,17 +112,23 @@ fn read_header(checkpoint: &Checkpoint, index: usize) -> Result<BTreeMap<String,
     let mut prefix = [0; 8];
     file.read(0, &mut prefix).map_err(|error| error.to_string())?;
     let length = u64::from_le_bytes(prefix);
-    // Bounds what is allocated.
-    let data =
-        length.checked_add(8).filter(|&data| data <= record.bytes).ok_or("it is longer than the file")?;
+    // Both bound what is allocated.
+    if length > MAX_HEADER {
+        return Err(format!("it claims {length} bytes, of {MAX_HEADER} allowed"));
+    }
+    let data = 8 + length;
+    if data > record.bytes {
+        return Err("it is longer than the file".to_owned());
+    }
     let mut header = vec![0; length as usize];
     file.read(8, &mut header).map_err(|error| error.to_string())?;
     let metadata: Metadata = serde_json::from_slice(&header).map_err(|error| error.to_string())?;
     let tensors = metadata.tensors().into_iter().map(|(name, info)| {
-        let offset = data + info.data_offsets.0 as u64;
-        (name, Told { dtype: dtype_name(info.dtype), shape: info.shape.clone(), offset })
+        let offset = data.checked_add(info.data_offsets.0 as u64);
+        let offset = offset.ok_or_else(|| format!("it has `{name}` where no file reaches"))?;
+        Ok((name, Told { dtype: dtype_name(info.dtype), shape: info.shape.clone(), offset }))
     });
-    Ok(tensors.collect())
+    tensors.collect()
 }
 
 fn dtype_name(dtype: Dtype) -> String {
