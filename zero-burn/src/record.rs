@@ -8,7 +8,7 @@ use burn_pack::{Bytes, Error, Tensor, Writer};
 use zero_checkpoint::{
     Allow, Checkpoint, LoadOptions, ParameterRecord, Solo, Target, Wanted, WantedParameter,
 };
-use zero_core::{DType, ParameterSpec};
+use zero_core::DType;
 
 use crate::ZeroError;
 use crate::host::tensor_dtype;
@@ -68,13 +68,7 @@ pub fn write_record(checkpoint: Checkpoint, to: impl AsRef<Path>, dtype: DType) 
 fn read(checkpoint: &Checkpoint, parameter: &ParameterRecord, dtype: DType) -> Result<Bytes, Error> {
     let mut bytes = vec![0; parameter.numel() * dtype.size()];
     let wanted = WantedParameter {
-        spec: ParameterSpec {
-            name: parameter.name.clone(),
-            shape: parameter.shape.clone(),
-            dtype: parameter.dtype,
-            trainable: parameter.trainable,
-            aliases: parameter.aliases.clone(),
-        },
+        spec: parameter.spec(),
         layout: parameter.layout,
         range: 0..parameter.numel(),
         values: Target::bytes(dtype, &mut bytes),

@@ -21,7 +21,6 @@ use zero_burn::{
 use zero_checkpoint::{
     Checkpoint, ConsolidateOptions, Solo, Target, Wanted, WantedParameter, WantedState, consolidate,
 };
-use zero_core::ParameterSpec;
 
 const ROWS: usize = 8;
 const STEPS: usize = 6;
@@ -189,13 +188,7 @@ fn numbers(storage: &Arc<dyn Storage>) -> BTreeMap<String, Vec<u8>> {
         let mut tensors = tensors.iter_mut();
         let (_, dtype, values) = tensors.next().unwrap();
         WantedParameter {
-            spec: ParameterSpec {
-                name: parameter.name.clone(),
-                shape: parameter.shape.clone(),
-                dtype: parameter.dtype,
-                trainable: parameter.trainable,
-                aliases: parameter.aliases.clone(),
-            },
+            spec: parameter.spec(),
             layout: parameter.layout,
             range: 0..numel(&parameter.shape),
             values: Target::bytes(*dtype, values),

@@ -126,3 +126,23 @@ fn prune_keeps_the_newest() {
     let (_, text) = run.run(&["inspect", "run", "--step", "1"]);
     assert!(text.contains("no complete checkpoint of step 1 in run, but of 2, 3"), "{text}");
 }
+
+#[test]
+fn whoever_reads_may_stop_and_a_full_disk_is_an_error() {
+    let run = Run::new();
+    for arguments in [&["inspect", "run"][..], &["verify", "run"], &["diff", "run/step-0000000001", "run"]] {
+        let start = |output: std::process::Stdio| {
+            let mut command = Command::new(env!("CARGO_BIN_EXE_zero-ckpt"));
+            let command = command.args(arguments).current_dir(run.folder.path()).stdout(output);
+            let output = command.stderr(std::process::Stdio::piped()).spawn().unwrap().wait_with_output();
+            let output = output.unwrap();
+            (output.status.code(), String::from_utf8(output.stderr).unwrap())
+        };
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        assert_eq!(start(writer.into()), (Some(141), String::new()), "{arguments:?}");
+        let full = fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let (code, told) = start(full.into());
+        assert!(code == Some(2) && told.starts_with("error: No space left"), "{arguments:?}: {told}");
+    }
+}

@@ -176,7 +176,8 @@ fn another_layout_is_named_and_never_taken_for_the_same() {
     let checkpoint = saved(&model(1));
     let mut other = blank(&model(1));
     other[0].layout = WeightLayout::Plain;
-    let all = Allow { missing: true, unexpected: true, shape: true, dtype: true, aliases: true };
+    let all =
+        Allow { missing: true, unexpected: true, shape: true, dtype: true, aliases: true, groups: true };
     let found = differences(&checkpoint, &mut other, &allow(all));
     let layout =
         "parameter `embedding.weight` is laid out as [in, out] in the checkpoint, as in PyTorch in the model";

@@ -1,5 +1,6 @@
 //! `zero-ckpt`: looks at checkpoints, verifies, compares, prunes them, and makes plain weights of them.
 
+use std::io::{self, Write as _, stdout};
 use std::num::{NonZeroU64, NonZeroUsize};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -124,6 +125,11 @@ enum Layout {
 
 fn main() -> ExitCode {
     run(Cli::parse().command).unwrap_or_else(|error| {
+        let io: Option<&io::Error> = error.downcast_ref();
+        if io.is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe) {
+            // Whoever reads has enough: the status that a shell gives to one that is ended by it.
+            return ExitCode::from(141);
+        }
         eprintln!("error: {error}");
         ExitCode::from(2)
     })
@@ -153,7 +159,7 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
             let (storage, retention) = (LocalStorage::new(&folder), Retention { last: Some(keep), every });
             let steps = if dry_run { superfluous(&storage, retention) } else { prune(&storage, retention) }?;
             let what = if dry_run { "would be removed" } else { "removed" };
-            steps.iter().for_each(|step| println!("step {step} {what}"));
+            steps.iter().try_for_each(|step| writeln!(stdout(), "step {step} {what}"))?;
             Ok(ExitCode::SUCCESS)
         }
     }
@@ -161,9 +167,9 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
 
 fn inspect(checkpoint: &Checkpoint, json: bool) -> Result<ExitCode, Failure> {
     if json {
-        println!("{}", serde_json::to_string_pretty(checkpoint.manifest())?);
+        writeln!(stdout(), "{}", serde_json::to_string_pretty(checkpoint.manifest())?)?;
     } else {
-        print!("{}", Summary::of(checkpoint));
+        write!(stdout(), "{}", Summary::of(checkpoint))?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -175,10 +181,11 @@ fn verify_all(checkpoint: &Checkpoint) -> Result<ExitCode, Failure> {
     if problems.is_empty() {
         let manifest = checkpoint.manifest();
         let size = Bytes::new(manifest.bytes());
-        println!("{} is what was saved: {size} in {} files", checkpoint.place(), manifest.files.len());
+        let (place, files) = (checkpoint.place(), manifest.files.len());
+        writeln!(stdout(), "{place} is what was saved: {size} in {files} files")?;
         return Ok(ExitCode::SUCCESS);
     }
-    problems.iter().for_each(|problem| println!("{problem}"));
+    problems.iter().try_for_each(|problem| writeln!(stdout(), "{problem}"))?;
     Ok(ExitCode::FAILURE)
 }
 
@@ -197,8 +204,8 @@ fn write_weights(
     let written = consolidate(checkpoint, to, options, &mut |bytes| bar.inc(bytes))?;
     bar.finish_and_clear();
     let size = Bytes::new(written.bytes);
-    println!("{} tensors, {size}:", written.tensors);
-    written.files.iter().for_each(|file| println!("  {}", file.display()));
+    writeln!(stdout(), "{} tensors, {size}:", written.tensors)?;
+    written.files.iter().try_for_each(|file| writeln!(stdout(), "  {}", file.display()))?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -207,9 +214,9 @@ fn compare(first: &Checkpoint, second: &Checkpoint, json: bool) -> Result<ExitCo
     let changes = diff(first, second, &mut |bytes| bar.inc(bytes))?;
     bar.finish_and_clear();
     if json {
-        println!("{}", serde_json::to_string_pretty(&changes)?);
+        writeln!(stdout(), "{}", serde_json::to_string_pretty(&changes)?)?;
     } else {
-        changes.iter().for_each(|change| println!("{change}"));
+        changes.iter().try_for_each(|change| writeln!(stdout(), "{change}"))?;
     }
     Ok(if changes.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

@@ -9,7 +9,7 @@ use std::fmt;
 use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
-use zero_core::{DType, Stage};
+use zero_core::{DType, ParameterSpec, Stage};
 
 use crate::digest::Digest;
 
@@ -117,6 +117,17 @@ pub struct ParameterRecord {
 }
 
 impl ParameterRecord {
+    /// What a model says about it.
+    pub fn spec(&self) -> ParameterSpec {
+        ParameterSpec {
+            name: self.name.clone(),
+            shape: self.shape.clone(),
+            dtype: self.dtype,
+            trainable: self.trainable,
+            aliases: self.aliases.clone(),
+        }
+    }
+
     /// The number of elements.
     pub fn numel(&self) -> usize {
         // Not too many: validation multiplied the same numbers.
