@@ -197,9 +197,9 @@ impl<O: ShardOptimizer> ZeroOptimizer<O> {
     /// for all parameters or by module path.
     ///
     /// A parameter that got no gradient on any rank is left alone, as Burn's own optimizers do. While it runs, a step
-    /// holds this rank's old and new shards side by side (at stage 0: parameters), unless it is one of
-    /// [`Fused`](crate::Fused) that finds nobody else with their memory, and gradients in memory and `f32` if a disk may
-    /// fail it.
+    /// holds this rank's old and new shards side by side (at stage 0: parameters); those in f32 not if it is one of
+    /// [`Fused`](crate::Fused) that finds nobody else with their memory, unless the update is beside compute with states in
+    /// memory, or gradients are on a disk or of 16 bits and a disk may fail it.
     ///
     /// The model's values change; it is asked for to make sure that it is the engine's, and that nobody set values in it.
     ///

@@ -35,12 +35,21 @@ pub(crate) fn restore<O: ShardOptimizer>(
     host: &dyn Coordinator,
 ) -> Result<LoadReport, ZeroError> {
     let plan = engine.together(Plan::new(engine, optimizer, checkpoint, options, host))?;
-    let _updating = engine.phase.begin_update();
-    let loaded = plan.load(engine, optimizer, checkpoint, options, host);
-    let (report, shards) = engine.together(loaded).inspect_err(|error| engine.break_off(error))?;
+    let report = replace(engine, || plan.load(engine, optimizer, checkpoint, options, host))?;
     if options.optimizer {
         plan.end(engine, optimizer, checkpoint.manifest());
     }
+    Ok(report)
+}
+
+/// Puts what `load` makes of this rank's shards in place, once all ranks have theirs; nobody sees shards meanwhile. A rank
+/// that fails ends the engine on all.
+fn replace(
+    engine: &Engine,
+    load: impl FnOnce() -> Result<(LoadReport, Shards), ZeroError>,
+) -> Result<LoadReport, ZeroError> {
+    let _updating = engine.phase.begin_update();
+    let (report, shards) = engine.together(load()).inspect_err(|error| engine.break_off(error))?;
     engine.replace_shards(shards, &[])?;
     Ok(report)
 }
@@ -259,15 +268,11 @@ pub(crate) fn restore_published(
 ) -> Result<LoadReport, ZeroError> {
     let none = vec![Tensors::new(); engine.layout.parameters().len()];
     engine.together(weights.load(nothing(engine, &none), options).map_err(ZeroError::from))?;
-    let _updating = engine.phase.begin_update();
-    let mut shards = Taken::new(engine);
-    let mut values = shards.values(engine);
-    let loaded = weights.load(wanted(engine, &mut values), options);
-    drop(values);
-    let loaded = loaded.map_err(ZeroError::from).and_then(|report| Ok((report, shards.end(engine)?)));
-    let (report, shards) = engine.together(loaded).inspect_err(|error| engine.break_off(error))?;
-    engine.replace_shards(shards, &[])?;
-    Ok(report)
+    replace(engine, || {
+        let mut shards = Taken::new(engine);
+        let report = weights.load(wanted(engine, &mut shards.values(engine)), options)?;
+        Ok((report, shards.end(engine)?))
+    })
 }
 
 /// Asks for every parameter, and for these tensors of its state, but for no element: to see whether all are there and fit.
