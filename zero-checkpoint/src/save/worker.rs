@@ -48,7 +48,8 @@ impl Worker {
                     Task::Save { job, snapshot, promise } => {
                         let mut content = Snapshot(&snapshot);
                         let saved = session().run(Ok(&job), &mut content);
-                        // First, so that who has seen the end finds it.
+                        // First, so that who has seen the end finds the snapshot's memory and no other.
+                        drop(job);
                         let _ = back.send(snapshot);
                         promise.keep(saved);
                     }
