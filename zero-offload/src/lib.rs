@@ -63,8 +63,8 @@ pub use buffer::HostBuffer;
 pub use cuda::PageLockError;
 pub use floats::{Floats, FloatsMut};
 pub use optimizer::{
-    Adagrad, Adam, HostOptimizer, HyperParameterError, Lion, OptimizerConfig, Sgd, StateSpec, Update,
-    UpdateError, WeightDecay,
+    Adagrad, AdagradRule, Adam, AdamRule, Coefficients, HostOptimizer, HyperParameterError, Lion, LionRule,
+    MomentumRule, OptimizerConfig, Sgd, StateSpec, Update, UpdateError, UpdateRule, WeightDecay,
 };
 #[cfg(unix)]
 pub use pipeline::{Pipeline, StagedUpdate, Tile};

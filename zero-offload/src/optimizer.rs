@@ -2,6 +2,7 @@
 
 mod adagrad;
 mod adam;
+mod coefficients;
 mod error;
 mod kernel;
 mod lion;
@@ -15,11 +16,12 @@ use kernel::{Pass, Rule, Tile, UpdateTile};
 use sgd::Descent;
 use zero_core::DType;
 
-pub use adagrad::Adagrad;
-pub use adam::Adam;
+pub use adagrad::{Adagrad, AdagradRule};
+pub use adam::{Adam, AdamRule};
+pub use coefficients::{Coefficients, UpdateRule};
 pub use error::{HyperParameterError, UpdateError};
-pub use lion::Lion;
-pub use sgd::Sgd;
+pub use lion::{Lion, LionRule};
+pub use sgd::{MomentumRule, Sgd};
 pub use weight_decay::WeightDecay;
 
 /// An element-wise optimizer on host memory.
@@ -157,6 +159,44 @@ impl HostOptimizer {
         }
     }
 
+    /// The numbers that [`update`](Self::update) works with in `update`.
+    ///
+    /// # Errors
+    ///
+    /// [`UpdateError`] says which number of `update` is out of its range.
+    pub fn coefficients(&self, update: Update) -> Result<Coefficients, UpdateError> {
+        in_range("lr", update.lr, RATE)?;
+        in_range("gradient_factor", update.gradient_factor, FINITE)?;
+        if update.step == 0 {
+            return Err(UpdateError::StepZero);
+        }
+        let (rule, step_size, weight_decay) = match &self.config {
+            OptimizerConfig::Adam(adam) => {
+                let (rule, step_size) = adam.rule(update);
+                (UpdateRule::Adam(rule), step_size, adam.weight_decay)
+            }
+            OptimizerConfig::Adagrad(adagrad) => {
+                let (rule, step_size) = adagrad.rule(update);
+                (UpdateRule::Adagrad(rule), step_size, adagrad.weight_decay)
+            }
+            OptimizerConfig::Lion(lion) => (UpdateRule::Lion(lion.rule()), update.lr, lion.weight_decay),
+            OptimizerConfig::Sgd(sgd) => {
+                let rule = match sgd.has_momentum() {
+                    true => UpdateRule::Momentum(sgd.rule(update)),
+                    false => UpdateRule::Descent,
+                };
+                (rule, update.lr, sgd.weight_decay)
+            }
+        };
+        Ok(Coefficients {
+            gradient_factor: update.gradient_factor as f32,
+            penalty: weight_decay.penalty(),
+            decay: weight_decay.decay(update.lr),
+            step_size: step_size as f32,
+            rule,
+        })
+    }
+
     /// Updates `parameters` and `states` in place by `gradient`, and sets `copy` to the new parameters.
     ///
     /// All slices have one element for each parameter; there may be none. States are f32 or bf16, each of its own type.
@@ -176,29 +216,15 @@ impl HostOptimizer {
         states: &mut [FloatsMut<'_>],
         copy: Option<FloatsMut<'_>>,
     ) -> Result<(), UpdateError> {
-        in_range("lr", update.lr, RATE)?;
-        in_range("gradient_factor", update.gradient_factor, FINITE)?;
-        if update.step == 0 {
-            return Err(UpdateError::StepZero);
-        }
+        let coefficients = self.coefficients(update)?;
         let slices = Slices { parameters, gradient, states, copy };
         slices.check(&self.states())?;
-        match &self.config {
-            OptimizerConfig::Adam(adam) => {
-                let (rule, step_size) = adam.rule(update);
-                slices.update(workers, update, adam.weight_decay, rule, step_size)
-            }
-            OptimizerConfig::Adagrad(adagrad) => {
-                let (rule, step_size) = adagrad.rule(update);
-                slices.update(workers, update, adagrad.weight_decay, rule, step_size)
-            }
-            OptimizerConfig::Lion(lion) => {
-                slices.update(workers, update, lion.weight_decay, lion.rule(), update.lr)
-            }
-            OptimizerConfig::Sgd(sgd) if sgd.has_momentum() => {
-                slices.update(workers, update, sgd.weight_decay, sgd.rule(update), update.lr)
-            }
-            OptimizerConfig::Sgd(sgd) => slices.update(workers, update, sgd.weight_decay, Descent, update.lr),
+        match coefficients.rule {
+            UpdateRule::Adam(rule) => slices.update(workers, coefficients, rule),
+            UpdateRule::Adagrad(rule) => slices.update(workers, coefficients, rule),
+            UpdateRule::Lion(rule) => slices.update(workers, coefficients, rule),
+            UpdateRule::Momentum(rule) => slices.update(workers, coefficients, rule),
+            UpdateRule::Descent => slices.update(workers, coefficients, Descent),
         }
     }
 }
@@ -236,21 +262,14 @@ impl Slices<'_, '_> {
     fn update<R: Rule<STATES>, const STATES: usize>(
         self,
         workers: &Workers,
-        update: Update,
-        weight_decay: WeightDecay,
+        coefficients: Coefficients,
         rule: R,
-        step_size: f64,
     ) -> Result<(), UpdateError> {
         let given = self.states.len();
         let states: &mut [FloatsMut<'_>; STATES] =
             self.states.try_into().map_err(|_| UpdateError::States { expected: Vec::new(), given })?;
-        let pass = Pass {
-            rule,
-            gradient_factor: update.gradient_factor as f32,
-            penalty: weight_decay.penalty(),
-            decay: weight_decay.decay(update.lr),
-            step_size: step_size as f32,
-        };
+        let Coefficients { gradient_factor, penalty, decay, step_size, .. } = coefficients;
+        let pass = Pass { rule, gradient_factor, penalty, decay, step_size };
         let tile = Tile {
             parameters: self.parameters,
             gradient: self.gradient,

@@ -38,15 +38,22 @@ impl Adagrad {
     }
 
     /// The rule of one update, and the size of its step.
-    pub(super) fn rule(&self, update: Update) -> (impl Rule<1> + use<>, f64) {
+    pub(super) fn rule(&self, update: Update) -> (AdagradRule, f64) {
         let slowed = 1.0 + (update.step - 1) as f64 * self.lr_decay;
         (AdagradRule { epsilon: self.epsilon as f32 }, update.lr / slowed)
     }
 }
 
-#[derive(Clone, Copy)]
-struct AdagradRule {
-    epsilon: f32,
+/// The numbers of one of Adagrad's updates:
+///
+/// ```text
+/// sum = mul_add(gradient, gradient, sum)
+/// direction = gradient / (sqrt(sum) + epsilon)
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AdagradRule {
+    /// Added to the divisor.
+    pub epsilon: f32,
 }
 
 impl Rule<1> for AdagradRule {

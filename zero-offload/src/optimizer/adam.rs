@@ -41,7 +41,7 @@ impl Adam {
     }
 
     /// The rule of one update, and the size of its step.
-    pub(super) fn rule(&self, update: Update) -> (impl Rule<2> + use<>, f64) {
+    pub(super) fn rule(&self, update: Update) -> (AdamRule, f64) {
         let correction = |beta| 1.0 - power(beta, update.step);
         let rule = AdamRule {
             gain1: (1.0 - self.beta1) as f32,
@@ -54,14 +54,25 @@ impl Adam {
     }
 }
 
-#[derive(Clone, Copy)]
-struct AdamRule {
-    gain1: f32,
-    beta2: f32,
-    gain2: f32,
+/// The numbers of one of Adam's updates:
+///
+/// ```text
+/// first = mul_add(gradient - first, gain1, first)
+/// second = mul_add(gradient * gain2, gradient, second * beta2)
+/// direction = first / mul_add(sqrt(second), root, epsilon)
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AdamRule {
+    /// How much of the gradient goes into the first moment.
+    pub gain1: f32,
+    /// How much of the second moment stays.
+    pub beta2: f32,
+    /// How much of the gradient's square goes into the second moment.
+    pub gain2: f32,
     /// The bias correction of the second moment's root.
-    root: f32,
-    epsilon: f32,
+    pub root: f32,
+    /// Added to the divisor.
+    pub epsilon: f32,
 }
 
 impl Rule<2> for AdamRule {

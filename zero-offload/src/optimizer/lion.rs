@@ -35,15 +35,25 @@ impl Lion {
     }
 
     /// The rule of every update; the size of its step is the learning rate.
-    pub(super) fn rule(&self) -> impl Rule<1> + use<> {
+    pub(super) fn rule(&self) -> LionRule {
         LionRule { gain1: (1.0 - self.beta1) as f32, gain2: (1.0 - self.beta2) as f32 }
     }
 }
 
-#[derive(Clone, Copy)]
-struct LionRule {
-    gain1: f32,
-    gain2: f32,
+/// The numbers of Lion's updates:
+///
+/// ```text
+/// direction = sign(mul_add(gradient - momentum, gain1, momentum))
+/// momentum = mul_add(gradient - momentum, gain2, momentum)
+/// ```
+///
+/// The sign of zeros and NaN is what they are.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LionRule {
+    /// How much of the gradient is in the direction.
+    pub gain1: f32,
+    /// How much of the gradient goes into the momentum.
+    pub gain2: f32,
 }
 
 impl Rule<1> for LionRule {

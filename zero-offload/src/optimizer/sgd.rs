@@ -42,7 +42,7 @@ impl Sgd {
     }
 
     /// The rule of one update with momentum; the size of its step is the learning rate.
-    pub(super) fn rule(&self, update: Update) -> impl Rule<1> + use<> {
+    pub(super) fn rule(&self, update: Update) -> MomentumRule {
         let momentum = self.momentum as f32;
         let ahead = self.nesterov.then_some(momentum);
         match update.step {
@@ -68,12 +68,20 @@ impl Rule<0> for Descent {
     }
 }
 
-#[derive(Clone, Copy)]
-struct MomentumRule {
-    kept: f32,
-    gain: f32,
+/// The numbers of one update with momentum:
+///
+/// ```text
+/// buffer = mul_add(buffer, kept, gradient * gain)
+/// direction = if ahead: mul_add(buffer, ahead, gradient) else: buffer
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct MomentumRule {
+    /// How much of the buffer stays.
+    pub kept: f32,
+    /// How much of the gradient goes into the buffer.
+    pub gain: f32,
     /// Nesterov's: how much of the buffer is added to the gradient.
-    ahead: Option<f32>,
+    pub ahead: Option<f32>,
 }
 
 impl Rule<1> for MomentumRule {
