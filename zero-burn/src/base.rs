@@ -4,15 +4,22 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use burn::tensor::Device;
+#[cfg(feature = "cube")]
+use burn::tensor::Tensor;
 use zero_comm::{Communicator, WorkQueue};
+#[cfg(feature = "cube")]
+use zero_core::Tier;
 use zero_core::{
     Bytes, Layout, LossScale, Offload, Parameter, PlacementPlan, Rank, StateBytes, WorldSize, ZeroConfig,
 };
 use zero_offload::{HostPool, PoolOptions, Workers};
 
 use crate::ZeroError;
+#[cfg(feature = "cube")]
+use crate::cube;
 use crate::disk::{Disk, Traffic};
 use crate::held::Held;
+use crate::host;
 use crate::ladder::Ladder;
 use crate::machine;
 use crate::masters::Masters;
@@ -26,8 +33,13 @@ use crate::statistics::Recorder;
 pub(crate) struct Base {
     pub(crate) config: ZeroConfig,
     pub(crate) comm: Arc<dyn Communicator>,
-    /// Where parameters live, without autodiff.
+    /// Where layers compute, without autodiff.
     pub(crate) device: Device,
+    /// Whether that is one of CubeCL.
+    #[cfg(feature = "cube")]
+    pub(crate) is_cube: bool,
+    /// Where shards are: on the device or, if they are updated on the host, there.
+    pub(crate) home: Device,
     /// Reduces gradients beside compute.
     pub(crate) reductions: Option<WorkQueue>,
     /// Reads beside compute.
@@ -71,6 +83,23 @@ pub(crate) struct Base {
     pub(crate) optimizer_bytes: AtomicU64,
 }
 
+/// Where the shards of an engine on `device` are.
+fn home(config: &ZeroConfig, device: &Device) -> Device {
+    #[cfg(all(feature = "cube", feature = "flex"))]
+    if cube::is_cube(&Tensor::empty([0], device)) && updates_on_host(&config.offload) {
+        return Device::flex();
+    }
+    #[cfg(not(all(feature = "cube", feature = "flex")))]
+    let _ = config;
+    device.clone()
+}
+
+/// Whether optimizers run on host memory even if layers compute on a device with memory of its own.
+#[cfg(feature = "cube")]
+pub(crate) fn updates_on_host(offload: &Offload) -> bool {
+    offload.optimizer.tier != Tier::Device || offload.delayed_update
+}
+
 impl Base {
     pub(crate) fn new(
         config: ZeroConfig,
@@ -78,10 +107,22 @@ impl Base {
         comm: Arc<dyn Communicator>,
         device: Device,
     ) -> Self {
+        let pool = || host::pool(&device, PoolOptions::default());
+        let unkept = PoolOptions { retain: Bytes::ZERO };
         Self {
+            gathered: pool(),
+            scratch: Scratch::new(pool()),
+            sums: pool(),
+            replicas: pool(),
+            copies: pool(),
+            states: HostPool::new(unkept),
+            exports: HostPool::new(unkept),
+            home: home(&config, &device),
             scale: Mutex::new(LossScale::new(config.loss_scaling())),
             config,
             comm,
+            #[cfg(feature = "cube")]
+            is_cube: cube::is_cube(&Tensor::empty([0], &device)),
             device,
             reductions,
             reads,
@@ -90,24 +131,25 @@ impl Base {
             held: Arc::default(),
             linear: Mutex::default(),
             running_state: Mutex::default(),
-            gathered: HostPool::default(),
-            scratch: Scratch::default(),
-            sums: HostPool::default(),
-            replicas: HostPool::default(),
-            copies: HostPool::default(),
-            states: HostPool::new(PoolOptions { retain: Bytes::ZERO }),
             workers: OnceLock::new(),
             disk: OnceLock::new(),
             masters: OnceLock::new(),
             placement: OnceLock::new(),
             traffic: Arc::default(),
-            exports: HostPool::new(PoolOptions { retain: Bytes::ZERO }),
             version: AtomicU64::new(0),
             phase: Phase::default(),
             pending: AtomicBool::new(false),
             after_backward: Mutex::default(),
             optimizer_bytes: AtomicU64::new(0),
         }
+    }
+
+    /// Whether shards are in memory that the host does not read.
+    pub(crate) fn has_shards_on_device(&self) -> bool {
+        #[cfg(feature = "cube")]
+        return self.is_cube && self.home == self.device;
+        #[cfg(not(feature = "cube"))]
+        false
     }
 
     /// Threads of this rank's share of the host's cores; started when they are first asked for.

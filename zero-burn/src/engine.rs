@@ -109,6 +109,7 @@ impl Engine {
             layout: Arc::clone(&layout),
             dtype: config.precision.compute,
             values: Values::Compute,
+            copies: base.comm.copies_windows() || base.has_shards_on_device(),
             recorder: Arc::clone(&base.recorder),
         };
         let is_mixed = config.precision.compute != DType::F32;
@@ -422,9 +423,10 @@ impl Engine {
         drop(store);
         let (gradients, not_finite, norm) = self.fail(taken.during(|| String::from("reducing gradients")))?;
         let read = norm.map_err(|error| ZeroError::from(error).during("reading gradients from the disk"));
-        // Whether a disk is used is the same on all ranks, though not whether it works.
-        let ready = self.check_spill().and(read);
-        let sum_of_squares = if self.spill.is_some() { self.together(ready)? } else { ready? };
+        // Whether a disk or a device is used is the same on all ranks, though not whether it works.
+        let ready = self.check_spill().and_then(|()| self.check_device()).and(read);
+        let may_differ = self.spill.is_some() || self.has_device();
+        let sum_of_squares = if may_differ { self.together(ready)? } else { ready? };
         Ok((gradients, not_finite, sum_of_squares))
     }
 

@@ -10,6 +10,10 @@ use zero_comm::CommError;
 use zero_core::{ConfigError, LayoutError, PlacementError, Rank};
 use zero_offload::{HyperParameterError, StoreError, UpdateError, WorkersError};
 
+use crate::devices::DeviceKind;
+#[cfg(feature = "cube")]
+use crate::kernels::KernelError;
+
 /// Why the engine could not do what it was asked.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -42,11 +46,46 @@ pub enum ZeroError {
     },
 
     /// A device of a backend for which gathers are not built in.
-    #[error("{device} is not a device of Burn's Flex backend, the only one that zero-burn was built for")]
+    #[error(
+        "{device} is not a device of a backend that zero-burn was built for; its features (`flex`, `cuda`, `rocm`, `wgpu`, ...) are those of Burn"
+    )]
     UnsupportedDevice {
         /// The device.
         device: String,
     },
+
+    /// A kind of device whose feature is off.
+    #[error("devices of {kind} are not built in: build with the feature `{kind}`")]
+    DeviceNotBuilt {
+        /// The kind.
+        kind: DeviceKind,
+    },
+
+    /// A kind of device of which this process finds none.
+    #[error("there is no device of {kind} here, or no driver for it")]
+    NoDevice {
+        /// The kind.
+        kind: DeviceKind,
+    },
+
+    /// No kind of device has this name.
+    #[error("there is no kind of device `{name}`; there are {}", DeviceKind::ALL.map(DeviceKind::name).join(", "))]
+    NoSuchDeviceKind {
+        /// The name.
+        name: String,
+    },
+
+    /// Tiers to be chosen for a device that does not tell what it has room for.
+    #[error("`tier = \"auto\"` needs to know the memory of {device}, which is not told; name the tiers")]
+    AutoTier {
+        /// The device.
+        device: String,
+    },
+
+    /// A kernel that the device cannot run, or that failed on it.
+    #[cfg(feature = "cube")]
+    #[error(transparent)]
+    Kernel(Arc<KernelError>),
 
     /// The system gave no thread for communication beside compute.
     #[error("{0}; `overlap = false` needs none")]

@@ -1,6 +1,7 @@
 //! Shards to write to.
 
 use burn::tensor::{Device, Tensor, TensorData};
+#[cfg(feature = "flex")]
 use burn_flex::{Flex, FlexTensor};
 
 use crate::host::HostTensor;
@@ -9,6 +10,7 @@ use crate::host::HostTensor;
 #[derive(Debug)]
 pub(crate) enum Exclusive {
     /// Where they lie: nobody else has that memory.
+    #[cfg(feature = "flex")]
     InPlace(FlexTensor),
     /// A copy: others read the shard, or it is a view of a replica that would stay with it.
     Copy(Vec<f32>),
@@ -20,6 +22,12 @@ impl Exclusive {
         Self::in_place(shard).unwrap_or_else(|shard| Self::copy(*shard))
     }
 
+    #[cfg(not(feature = "flex"))]
+    fn in_place(shard: Tensor<1>) -> Result<Self, Box<Tensor<1>>> {
+        Err(Box::new(shard))
+    }
+
+    #[cfg(feature = "flex")]
     fn in_place(shard: Tensor<1>) -> Result<Self, Box<Tensor<1>>> {
         let Ok(mut flex) = shard.clone().try_into_primitive::<Flex>() else { return Err(Box::new(shard)) };
         drop(shard);
@@ -44,6 +52,7 @@ impl Exclusive {
 
     pub(crate) fn len(&self) -> usize {
         match self {
+            #[cfg(feature = "flex")]
             Self::InPlace(flex) => flex.layout().num_elements(),
             Self::Copy(values) => values.len(),
         }
@@ -51,6 +60,7 @@ impl Exclusive {
 
     pub(crate) fn values(&mut self) -> &mut [f32] {
         match self {
+            #[cfg(feature = "flex")]
             Self::InPlace(flex) => flex.storage_mut(),
             Self::Copy(values) => values,
         }
@@ -58,6 +68,7 @@ impl Exclusive {
 
     pub(crate) fn into_tensor(self, device: &Device) -> Tensor<1> {
         match self {
+            #[cfg(feature = "flex")]
             Self::InPlace(flex) => Tensor::from_primitive::<Flex>(flex),
             Self::Copy(values) => {
                 let shape = [values.len()];
@@ -67,12 +78,12 @@ impl Exclusive {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "flex"))]
 mod tests {
     use super::*;
 
     fn numbers() -> Tensor<1> {
-        Tensor::from_floats([1.0, 2.0, 3.0, 4.0], &Device::default())
+        Tensor::from_floats([1.0, 2.0, 3.0, 4.0], &Device::flex())
     }
 
     fn values(tensor: Tensor<1>) -> Vec<f32> {
@@ -84,7 +95,7 @@ mod tests {
         let mut alone = Exclusive::new(numbers());
         assert!(matches!(alone, Exclusive::InPlace(_)));
         alone.values()[1] = 9.0;
-        assert_eq!(values(alone.into_tensor(&Device::default())), [1.0, 9.0, 3.0, 4.0]);
+        assert_eq!(values(alone.into_tensor(&Device::flex())), [1.0, 9.0, 3.0, 4.0]);
     }
 
     #[test]
@@ -94,7 +105,7 @@ mod tests {
             let mut copy = Exclusive::new(shard);
             assert!(matches!(copy, Exclusive::Copy(_)));
             copy.values().fill(7.0);
-            assert_eq!(copy.len(), values(copy.into_tensor(&Device::default())).len());
+            assert_eq!(copy.len(), values(copy.into_tensor(&Device::flex())).len());
         }
         assert_eq!(values(whole), [1.0, 2.0, 3.0, 4.0]);
         // A view alone would keep all of the memory.

@@ -9,6 +9,8 @@ use zero_core::{DType, ParameterIndex, Tier};
 use zero_offload::{HostOptimizer, OptimizerConfig};
 
 use crate::ZeroError;
+#[cfg(feature = "cube")]
+use crate::device_update;
 use crate::fused_state::FusedState;
 use crate::fused_update::FusedUpdate;
 use crate::rule::{Finished, Host, Job, Rule};
@@ -89,6 +91,8 @@ impl Rule for Fused {
         old: Option<FusedState>,
         _: Option<&Map<String, Value>>,
     ) -> Result<FusedState, ZeroError> {
+        // What is on a device is not written to by pieces.
+        let old = old.filter(FusedState::is_in_memory);
         old.map_or_else(|| FusedState::new(&self.0, engine, parameter), Ok)
     }
 
@@ -98,6 +102,10 @@ impl Rule for Fused {
     }
 
     fn prepare(job: Job<Self>, is_beside: bool) -> Self::Prepared {
+        #[cfg(feature = "cube")]
+        if job.engine.updates_on_device() {
+            return Self::Prepared::Done(Box::new(device_update::update(job)));
+        }
         if !is_beside {
             return Self::Prepared::Here(Box::new(FusedUpdate::prepare(job, false)));
         }
@@ -122,6 +130,8 @@ impl Rule for Fused {
 
     fn finish(prepared: Self::Prepared) -> Finished<Self> {
         match prepared {
+            #[cfg(feature = "cube")]
+            Preparation::Done(finished) => *finished,
             Preparation::Here(update) => update.finish(),
             Preparation::Coming(mut beside) => match beside.0.take().map(JoinHandle::join) {
                 Some(Ok(Some(update))) => update.finish(),
@@ -139,6 +149,8 @@ impl Rule for Fused {
 /// An update that is computed here, or by a thread.
 #[derive(Debug)]
 pub enum Preparation {
+    #[cfg(feature = "cube")]
+    Done(Box<Finished<Fused>>),
     Here(Box<FusedUpdate>),
     Coming(Beside),
 }

@@ -1,20 +1,33 @@
 //! What fused optimizers keep of a shard.
 
+#[cfg(feature = "cube")]
+use burn_cubecl::tensor::CubeTensor;
 use half::bf16;
 use serde_json::{Map, Value};
 use zero_checkpoint::BoxError;
+#[cfg(feature = "cube")]
+use zero_core::Bytes;
 use zero_core::{DType, ParameterIndex, Placement, Tier};
 use zero_offload::{HostBuffer, HostOptimizer, Slot, StateSpec, Table};
+#[cfg(feature = "cube")]
+use zero_offload::{HostPool, PoolOptions};
 
 use crate::ZeroError;
+#[cfg(feature = "cube")]
+use crate::arena::Content;
+#[cfg(feature = "cube")]
+use crate::cube;
 use crate::engine::Engine;
 use crate::kept::{self, Kept, Piece};
 
 /// What is kept of a shard: PyTorch's states, in the type that the configuration says.
 #[derive(Debug)]
 pub struct FusedState {
-    /// Of the first elements.
+    /// Of the first elements; nothing if they are in `device`.
     pub(crate) memory: Vec<HostBuffer>,
+    /// Where the optimizer runs on a CubeCL device, since the first update there.
+    #[cfg(feature = "cube")]
+    pub(crate) device: Vec<CubeTensor>,
     /// Of the others, in order: those whose masters are in memory, and those whose masters are on a disk, too.
     pub(crate) disk: Vec<Table>,
 }
@@ -58,23 +71,71 @@ impl FusedState {
                 table.map_err(|error| ZeroError::from(error).during("making room for optimizer state"))
             })
             .collect::<Result<_, _>>()?;
-        Ok(Self { memory, disk })
+        Ok(Self {
+            memory,
+            #[cfg(feature = "cube")]
+            device: Vec::new(),
+            disk,
+        })
     }
 
     /// Bytes in memory.
     pub(crate) fn bytes(&self) -> u64 {
-        self.memory.iter().map(|state| state.len() as u64).sum()
+        let bytes = self.memory.iter().map(|state| state.len() as u64).sum::<u64>();
+        #[cfg(feature = "cube")]
+        let bytes = bytes + self.device.iter().map(cube::bytes).sum::<u64>();
+        bytes
+    }
+
+    /// Whether nothing is on the device.
+    pub(crate) fn is_in_memory(&self) -> bool {
+        #[cfg(feature = "cube")]
+        return self.device.is_empty();
+        #[cfg(not(feature = "cube"))]
+        true
+    }
+
+    /// How many states there are, each in memory or on the device.
+    #[cfg(feature = "cube")]
+    pub(crate) fn len(&self) -> usize {
+        self.memory.len() + self.device.len()
+    }
+
+    /// Moves the states out, to be updated on the device.
+    #[cfg(feature = "cube")]
+    pub(crate) fn take(&mut self) -> impl Iterator<Item = Content> + use<> {
+        let memory = std::mem::take(&mut self.memory).into_iter().map(Content::Host);
+        memory.chain(std::mem::take(&mut self.device).into_iter().map(Content::Device))
     }
 }
 
 impl Kept for FusedState {
     fn rest(&mut self) {}
 
+    #[cfg(feature = "cube")]
+    fn put_away(&mut self) -> Result<(), ZeroError> {
+        let pool = HostPool::new(PoolOptions { retain: Bytes::ZERO });
+        let read = self.device.iter().map(|state| {
+            let mut buffer = pool.take(cube::bytes(state) as usize);
+            cube::read(state, 0, &mut buffer)?;
+            Ok::<_, ZeroError>(buffer)
+        });
+        let memory: Vec<_> = read.collect::<Result<_, _>>()?;
+        if !memory.is_empty() {
+            (self.memory, self.device) = (memory, Vec::new());
+        }
+        Ok(())
+    }
+
     fn scalars(&self) -> Map<String, Value> {
         Map::new()
     }
 
     fn read(&self, tensor: usize, offset: u64, into: &mut [u8]) -> Result<(), BoxError> {
+        #[cfg(feature = "cube")]
+        if let Some(state) = self.device.get(tensor) {
+            return Ok(cube::read(state, offset, into)?);
+        }
         for piece in self.pieces(tensor, offset, into.len()) {
             let into = &mut into[piece.bytes];
             match piece.place.checked_sub(1) {

@@ -84,7 +84,7 @@ impl Values {
                 values
             }
         };
-        values.into_tensor(&engine.device)
+        values.into_tensor(&engine.home)
     }
 }
 
@@ -230,7 +230,7 @@ impl FusedUpdate {
         let Self { engine, mut gradients, shards, states, is_torn, updating, .. } = self;
         let finish = |Shard { parameter, values, copy, .. }: Shard| {
             let compute = engine.config.precision.compute;
-            let copy = copy.map(|copy| tensor_from_buffer(copy, compute, &engine.device));
+            let copy = copy.map(|copy| tensor_from_buffer(copy, compute, &engine.home));
             (parameter, Updated { shard: values.end(&engine, parameter, &mut gradients), copy })
         };
         let outcome = outcome.map(|()| shards.into_iter().map(finish).collect());

@@ -60,13 +60,21 @@ impl Source {
 }
 
 /// The seam for devices: a backend joins by being listed here and by an implementation as short as Flex's.
-#[cfg_attr(feature = "flex", backend_extension(Flex, Autodiff))]
+#[backend_extension(Flex: cfg(feature = "flex"), Cube: cfg(feature = "cube"), Autodiff)]
 pub(crate) trait GatherOps: Backend {
     fn gather(stand_in: FloatTensor<Self>, source: Source) -> FloatTensor<Self>;
 }
 
 #[cfg(feature = "flex")]
 impl GatherOps for Flex {
+    fn gather(_stand_in: FloatTensor<Self>, source: Source) -> FloatTensor<Self> {
+        source.gather::<Self>()
+    }
+}
+
+/// All CubeCL devices are of one backend, be operations fused or not.
+#[cfg(feature = "cube")]
+impl GatherOps for burn_cubecl::Cube {
     fn gather(_stand_in: FloatTensor<Self>, source: Source) -> FloatTensor<Self> {
         source.gather::<Self>()
     }

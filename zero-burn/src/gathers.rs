@@ -178,7 +178,10 @@ impl Gathers {
         let copy = {
             let mut state = lock(&self.state);
             state.copies += 1;
-            state.copies
+            let copy = state.copies;
+            // A device that has memory of its own gives the buffer back as soon as it has read it.
+            state.slots[parameter.index()].copy = copy;
+            copy
         };
         let owner = Arc::downgrade(self);
         let whole = lent_tensor(buffer, self.windows.dtype, &self.device, move |buffer| {
@@ -188,7 +191,10 @@ impl Gathers {
         });
         let mut state = lock(&self.state);
         let slot = &mut state.slots[parameter.index()];
-        (slot.shared, slot.copy) = (Shared::new(&whole), copy);
+        if slot.copy == copy {
+            slot.shared = Shared::new(&whole);
+        }
+        drop(state);
         whole
     }
 

@@ -1,21 +1,24 @@
 //! Gradients between backward and step: summed over micro-batches, reduced to their owners in plan order.
 
 use std::collections::VecDeque;
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use std::time::Instant;
 
 use burn::tensor::{FloatDType, Tensor};
 use zero_comm::{CommError, CommunicatorExt, OpKind, ReduceOp, Work};
-use zero_core::{Bucket, Bytes, DType, Layout, ParameterIndex, Rank};
+use zero_core::{Bucket, Bytes, Layout, ParameterIndex, Rank};
 use zero_offload::HostBuffer;
 
+#[cfg(feature = "cube")]
+use crate::device_bucket::DeviceBucket;
 use crate::engine::Engine;
-use crate::floats::{FloatsMut, Write, burn_dtype};
+use crate::floats::{Write, burn_dtype};
 use crate::host::{HostTensor, distinct_bytes};
 use crate::owned::{OwnedGradients, Part};
+use crate::rates;
 use crate::reduction::Reduction;
 use crate::scratch::ScratchBuffer;
+use crate::segments;
 use crate::spill::Place;
 use crate::statistics::Activity;
 
@@ -58,7 +61,20 @@ pub(crate) struct GradientStore {
 #[derive(Debug, Default)]
 struct Filling {
     buffer: Option<ScratchBuffer>,
+    /// In place of `buffer`, where gradients are on a CubeCL device.
+    #[cfg(feature = "cube")]
+    on_device: Option<DeviceBucket>,
     sums: Sums,
+}
+
+impl Filling {
+    /// Whether gradients have come since it was reduced.
+    fn has_gradients(&self) -> bool {
+        #[cfg(feature = "cube")]
+        return self.buffer.is_some() || self.on_device.is_some();
+        #[cfg(not(feature = "cube"))]
+        self.buffer.is_some()
+    }
 }
 
 #[derive(Debug, Default)]
@@ -122,7 +138,7 @@ impl GradientStore {
             return;
         }
         let Some(index) = engine.layout.bucket_of(parameter) else { return };
-        self.fill(engine, index, parameter, &HostTensor::new(gradient), self.factor);
+        self.fill(engine, index, parameter, gradient, self.factor);
         while self.next < self.buckets.len() && self.is_complete(engine, self.next) {
             self.reduce(engine, self.next);
             self.next += 1;
@@ -135,18 +151,51 @@ impl GradientStore {
         engine: &Engine,
         index: usize,
         parameter: ParameterIndex,
-        gradient: &HostTensor,
+        gradient: Tensor<1>,
         factor: f32,
     ) {
         let bucket = &engine.layout.buckets()[index];
         let wire = engine.config.precision.reduce();
-        let buffer = &mut self.buckets[index].buffer;
-        let buffer = buffer.get_or_insert_with(|| engine.scratch.take(bucket.numel() * wire.size()));
         let is_filled = std::mem::replace(&mut self.filled[parameter.index()], true);
         let how = if is_filled { Write::Add } else { Write::Put };
-        if !write_segments(bucket, parameter, gradient, (wire, buffer), (how, factor)) {
+        #[cfg(feature = "cube")]
+        if engine.is_cube {
+            let on_device = &mut self.buckets[index].on_device;
+            let write = || {
+                let on_device = match on_device {
+                    Some(on_device) => on_device,
+                    None => on_device.insert(DeviceBucket::new(engine, bucket, wire)?),
+                };
+                on_device.write(bucket, parameter, gradient, how, factor)
+            };
+            if let Err(error) = write() {
+                engine.phase.note(error.into());
+            }
+            return;
+        }
+        let buffer = &mut self.buckets[index].buffer;
+        let buffer = buffer.get_or_insert_with(|| engine.scratch.take(bucket.numel() * wire.size()));
+        let gradient = HostTensor::new(gradient);
+        if !segments::write(bucket, parameter, &gradient, (wire, buffer), (how, factor)) {
             self.not_finite.get_or_insert(parameter);
         }
+    }
+
+    /// Copies what has come on the device to host memory, and looks whether it is finite.
+    #[cfg(feature = "cube")]
+    fn fetch(&mut self, engine: &Engine, index: usize) {
+        let Some(on_device) = self.buckets[index].on_device.take() else { return };
+        let bucket = &engine.layout.buckets()[index];
+        let wire = engine.config.precision.reduce();
+        let mut buffer = engine.scratch.take(bucket.numel() * wire.size());
+        on_device.read(&mut buffer);
+        let filled = bucket.parameters().iter().filter(|parameter| self.filled[parameter.index()]);
+        if let Some(found) =
+            filled.copied().find(|&found| !segments::are_finite(bucket, found, (wire, &buffer)))
+        {
+            self.not_finite.get_or_insert(found);
+        }
+        self.buckets[index].buffer = Some(buffer);
     }
 
     /// Whether no more gradients are to be expected for the bucket in this backward.
@@ -159,13 +208,15 @@ impl GradientStore {
 
     /// Sends the bucket to its owners; what no gradient filled counts as zero. After a failure it only cleans up.
     fn reduce(&mut self, engine: &Engine, index: usize) {
+        #[cfg(feature = "cube")]
+        self.fetch(engine, index);
         let bucket = &engine.layout.buckets()[index];
         let wire = engine.config.precision.reduce();
         let buffer = self.buckets[index].buffer.take();
         let mut buffer = buffer.unwrap_or_else(|| engine.scratch.take(bucket.numel() * wire.size()));
         for &parameter in bucket.parameters() {
             if !std::mem::take(&mut self.filled[parameter.index()]) {
-                clear_segments(bucket, parameter, (wire, &mut buffer));
+                segments::clear(bucket, parameter, (wire, &mut buffer));
             }
         }
         self.settle(engine, index);
@@ -254,7 +305,7 @@ impl GradientStore {
             flags[0] = (engine.world() - engine.comm.rank().index()) as f64;
         }
         for (flag, bucket) in flags[1..].iter_mut().zip(&self.buckets) {
-            *flag = f64::from(u8::from(bucket.buffer.is_some()));
+            *flag = f64::from(u8::from(bucket.has_gradients()));
         }
         engine.comm.all_reduce(&mut flags, ReduceOp::Max, "end of backward")?;
         for index in 0..self.buckets.len() {
@@ -298,7 +349,7 @@ impl GradientStore {
         rates: Option<&[f64]>,
     ) -> Result<Option<Contributions>, CommError> {
         let world = engine.world() as f64;
-        let digest = rates.map_or(0, digest);
+        let digest = rates.map_or(0, rates::digest);
         let [high, low] = [digest >> 32, digest & u64::from(u32::MAX)].map(|half| half as f64);
         let refuses = f64::from(u8::from(rates.is_none()));
         let mut values = vec![refuses, high, low, self.weight, self.weighted_loss];
@@ -311,7 +362,7 @@ impl GradientStore {
         }
         if let Some(rates) = rates.filter(|_| values[1..3] != [high * world, low * world]) {
             // Ranks whose labels differ are told so: all have to step by the same rates.
-            engine.comm.barrier(&format!("a step with {}", describe(rates)))?;
+            engine.comm.barrier(&format!("a step with {}", rates::describe(rates)))?;
         }
         let counts = values.split_off(5);
         Ok(Some(Contributions { weight: values[3], weighted_loss: values[4], counts }))
@@ -375,7 +426,7 @@ impl GradientStore {
     fn take_sums(&mut self, engine: &Engine, index: usize) {
         for &parameter in engine.layout.buckets()[index].parameters() {
             if let Some(sum) = self.sums[parameter.index()].take() {
-                self.fill(engine, index, parameter, &HostTensor::new(sum), 1.0);
+                self.fill(engine, index, parameter, sum, 1.0);
             }
         }
     }
@@ -389,23 +440,6 @@ pub(crate) fn label(layout: &Layout, bucket: &Bucket) -> String {
         [first, .., last] => format!("gradients of `{}` to `{}`", name(first), name(last)),
         [] => String::from("gradients of nothing"),
     }
-}
-
-/// The learning rates of a step, by parameter.
-fn describe(rates: &[f64]) -> String {
-    let (low, high) = rates
-        .iter()
-        .fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), rate| (low.min(*rate), high.max(*rate)));
-    if low >= high {
-        return format!("learning rate {high}");
-    }
-    format!("learning rates from {low} to {high}, {:016x} in all", digest(rates))
-}
-
-fn digest(rates: &[f64]) -> u64 {
-    let mut digest = DefaultHasher::new();
-    rates.iter().for_each(|rate| rate.to_bits().hash(&mut digest));
-    digest.finish()
 }
 
 /// Where the sums of a bucket wait, if not in memory.
@@ -462,28 +496,5 @@ fn start(
             engine.recorder.exposed(Activity::Reduce, begin);
             Ok(arrived(engine, index, buffers.1))
         }
-    }
-}
-
-/// Writes a gradient, times a factor, to where it lies in the bucket; whether all of it was finite.
-fn write_segments(
-    bucket: &Bucket,
-    parameter: ParameterIndex,
-    gradient: &HostTensor,
-    (wire, buffer): (DType, &mut ScratchBuffer),
-    (how, factor): (Write, f32),
-) -> bool {
-    let mut finite = true;
-    for segment in bucket.segments(parameter) {
-        let from = gradient.floats().slice(segment.source.clone());
-        let to = FloatsMut::new(wire, buffer).slice(segment.offset..segment.offset + from.len());
-        finite &= to.write(how, from, factor);
-    }
-    finite
-}
-
-fn clear_segments(bucket: &Bucket, parameter: ParameterIndex, (wire, buffer): (DType, &mut ScratchBuffer)) {
-    for segment in bucket.segments(parameter) {
-        FloatsMut::new(wire, buffer).slice(segment.offset..segment.offset + segment.source.len()).clear();
     }
 }

@@ -9,9 +9,11 @@ use zero_core::{Bytes, DType, ParameterIndex, Rank, Stage};
 use zero_offload::HostPool;
 
 use crate::base::Base;
+#[cfg(feature = "cube")]
+use crate::cube;
 use crate::engine::lock;
 use crate::floats::burn_dtype;
-use crate::host::{distinct_bytes, tensor_from_buffer};
+use crate::host::{HostTensor, distinct_bytes, on, tensor_from_buffer};
 use crate::windows::Windows;
 
 /// One parameter as this rank holds it.
@@ -24,7 +26,7 @@ pub(crate) struct Held {
     /// last one.
     pub(crate) whole: Option<Tensor<1>>,
     /// The shard in the type of layers, where that is another one and other ranks read it, or will.
-    shown: Option<Tensor<1>>,
+    pub(crate) shown: Option<Tensor<1>>,
 }
 
 /// What an update makes of a shard.
@@ -51,8 +53,10 @@ impl Held {
 pub(crate) struct Holdings {
     windows: Windows,
     stage: Stage,
-    /// Where parameters live, without autodiff.
+    /// Where layers compute, without autodiff.
     device: Device,
+    /// Where shards are.
+    home: Device,
     /// Memory for replicas.
     pool: HostPool,
     held: Arc<Mutex<Vec<Held>>>,
@@ -64,6 +68,7 @@ impl Holdings {
             windows,
             stage: base.config.stage,
             device: base.device.clone(),
+            home: base.home.clone(),
             pool: base.replicas.clone(),
             held: Arc::clone(&base.held),
         }
@@ -75,10 +80,35 @@ impl Holdings {
 
     /// Moves a shard out, to be updated; there is nothing until it is put in place.
     pub(crate) fn take_shard(&self, parameter: ParameterIndex) -> Tensor<1> {
-        let nothing = Held::new(Tensor::empty([0], &self.device));
+        let nothing = Held::new(Tensor::empty([0], &self.home));
         let Held { shard, whole, .. } = std::mem::replace(&mut lock(&self.held)[parameter.index()], nothing);
         drop(whole);
         shard
+    }
+
+    /// Moves out all of a parameter; there is nothing until it is [put](Self::put) in place.
+    #[cfg(feature = "cube")]
+    pub(crate) fn take(&self, parameter: ParameterIndex) -> Held {
+        let nothing = Held::new(Tensor::empty([0], &self.home));
+        std::mem::replace(&mut lock(&self.held)[parameter.index()], nothing)
+    }
+
+    /// Gives a shard memory of its own, if it may lie in one buffer with those that are updated with it.
+    #[cfg(feature = "cube")]
+    pub(crate) fn put_apart(&self, parameter: ParameterIndex) {
+        let Held { shard, whole, shown } = self.take(parameter);
+        let is_shard = whole.as_ref().is_some_and(|whole| cube::same_extent(whole.clone(), shard.clone()));
+        // A copy, to the bit but for NaN.
+        let shard = shard.mul_scalar(1.0);
+        let whole = if is_shard { Some(shard.clone()) } else { whole };
+        self.put(parameter, Held { shard, whole, shown });
+    }
+
+    /// Puts a parameter in place.
+    #[cfg(feature = "cube")]
+    pub(crate) fn put(&self, parameter: ParameterIndex, held: Held) {
+        // What is dropped goes after the lock.
+        drop(std::mem::replace(&mut lock(&self.held)[parameter.index()], held));
     }
 
     /// Puts an updated shard in place; the replica is stale.
@@ -91,7 +121,7 @@ impl Holdings {
     /// The shard in the type of layers, for other ranks to read.
     pub(crate) fn show(&self, parameter: ParameterIndex) -> Tensor<1> {
         let shown = self.compute_shard(parameter);
-        if self.windows.dtype != DType::F32 && !self.windows.comm.copies_windows() {
+        if self.windows.dtype != DType::F32 && !self.windows.copies {
             lock(&self.held)[parameter.index()].shown = Some(shown.clone());
         }
         shown
@@ -105,7 +135,7 @@ impl Holdings {
 
     /// Makes the replica of a shard that is the whole parameter.
     pub(crate) fn copy_whole(&self, parameter: ParameterIndex) {
-        let whole = self.compute_shard(parameter);
+        let whole = on(&self.device, self.compute_shard(parameter));
         lock(&self.held)[parameter.index()].whole = Some(whole);
     }
 
@@ -114,14 +144,19 @@ impl Holdings {
         let mut buffer = self.pool.take(self.windows.bytes(parameter));
         self.windows.read(parameter, &mut buffer)?;
         let whole = tensor_from_buffer(buffer, self.windows.dtype, &self.device);
+        if self.home != self.device {
+            let new = Held { whole: Some(whole.clone()), ..Held::new(self.get(parameter).shard) };
+            drop(std::mem::replace(&mut lock(&self.held)[parameter.index()], new));
+            return Ok(whole);
+        }
         let owned = self.owned(parameter);
         let part = match owned.is_empty() {
             true => Tensor::<1>::empty([0], &self.device).cast(burn_dtype(self.windows.dtype)),
             false => whole.clone().slice([owned]),
         };
-        if !self.windows.comm.copies_windows() {
+        if !self.windows.copies {
             // The window has to follow the shard, or the memory of both would stay.
-            self.windows.expose(parameter, part.clone())?;
+            self.windows.expose(parameter, HostTensor::new(part.clone()))?;
         }
         let shard = if self.windows.dtype == DType::F32 { part } else { self.get(parameter).shard };
         let new = Held { whole: Some(whole.clone()), ..Held::new(shard) };

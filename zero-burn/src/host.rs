@@ -6,12 +6,14 @@ use std::ops::Range;
 #[cfg(feature = "flex")]
 use std::sync::Arc;
 
-use burn::tensor::{Bytes as TensorBytes, DType as TensorDType, Device, Tensor, TensorData};
+use burn::tensor::{Bytes as TensorBytes, DType as TensorDType, Device, Tensor, TensorData, Transaction};
 use burn_std::{AccessError, AccessPolicy, AllocationController, AllocationProperty};
 use zero_comm::Region;
 use zero_core::DType;
-use zero_offload::HostBuffer;
+use zero_offload::{HostBuffer, HostPool, PoolOptions};
 
+#[cfg(feature = "cube")]
+use crate::cube;
 use crate::floats::{Floats, burn_dtype};
 
 /// The elements of a tensor of floats in host memory.
@@ -38,6 +40,29 @@ impl HostTensor {
         }
         let dtype = host_dtype(tensor.dtype()).unwrap_or(DType::F32);
         Self { memory: Memory::Copy(tensor.cast(burn_dtype(dtype)).into_data()), dtype }
+    }
+
+    /// As [`new`](Self::new) of several: those of a device are read at once.
+    pub(crate) fn several(tensors: Vec<Tensor<1>>) -> Vec<Self> {
+        let mut elsewhere = Transaction::default();
+        let here: Vec<_> = tensors
+            .into_iter()
+            .map(|tensor| {
+                let in_place = Self::in_place(tensor.clone());
+                let dtype = host_dtype(tensor.dtype()).unwrap_or(DType::F32);
+                if in_place.is_none() {
+                    elsewhere = std::mem::take(&mut elsewhere).register(tensor.cast(burn_dtype(dtype)));
+                }
+                in_place.ok_or(dtype)
+            })
+            .collect();
+        let mut copies =
+            if here.iter().all(Result::is_ok) { Vec::new() } else { elsewhere.execute() }.into_iter();
+        let mut copy = |dtype| {
+            let data = copies.next().expect("a transaction gives as many as were registered");
+            Self { memory: Memory::Copy(data), dtype }
+        };
+        here.into_iter().map(|tensor| tensor.unwrap_or_else(&mut copy)).collect()
     }
 
     /// The elements where they lie; `None` where they are not in host memory, in order and of a type that is known.
@@ -93,6 +118,35 @@ impl Region for HostTensor {
     }
 }
 
+/// Whether gathers work on the device of a tensor.
+pub(crate) fn is_supported(tensor: &Tensor<1>) -> bool {
+    #[cfg(feature = "flex")]
+    if tensor.clone().try_into_primitive::<burn_flex::Flex>().is_ok() {
+        return true;
+    }
+    #[cfg(feature = "cube")]
+    if cube::is_cube(tensor) {
+        return true;
+    }
+    false
+}
+
+/// The tensor on `device`: itself, if it is there.
+pub(crate) fn on(device: &Device, tensor: Tensor<1>) -> Tensor<1> {
+    if tensor.device() == *device { tensor } else { tensor.to_device(device) }
+}
+
+/// Host memory for what goes to and comes from `device`: page-locked for those of CUDA.
+pub(crate) fn pool(device: &Device, options: PoolOptions) -> HostPool {
+    #[cfg(feature = "cuda")]
+    if let Some(index) = cube::cuda_index(device) {
+        return HostPool::page_locked(options, index);
+    }
+    #[cfg(not(feature = "cuda"))]
+    let _ = device;
+    HostPool::new(options)
+}
+
 /// The type of a tensor's elements, if memory of it is read as it is.
 pub(crate) fn host_dtype(dtype: TensorDType) -> Option<DType> {
     match dtype {
@@ -111,24 +165,36 @@ pub(crate) fn tensor_dtype(dtype: DType) -> TensorDType {
 /// Whether two tensors lie in the same storage. Where that cannot be told, `true`.
 pub(crate) fn same_storage<const A: usize, const B: usize>(left: Tensor<A>, right: Tensor<B>) -> bool {
     #[cfg(feature = "flex")]
-    if let (Ok(left), Ok(right)) =
-        (left.try_into_primitive::<burn_flex::Flex>(), right.try_into_primitive::<burn_flex::Flex>())
-    {
+    if let (Ok(left), Ok(right)) = (
+        left.clone().try_into_primitive::<burn_flex::Flex>(),
+        right.clone().try_into_primitive::<burn_flex::Flex>(),
+    ) {
         return Arc::ptr_eq(&left.data_arc(), &right.data_arc());
+    }
+    #[cfg(feature = "cube")]
+    if let (Some(left), Some(right)) = (cube::extent(left), cube::extent(right)) {
+        return left.0 == right.0;
     }
     true
 }
 
-/// Bytes behind `tensors`: host memory that several of them share counts once; elsewhere every tensor counts.
+/// Bytes behind `tensors`: what several of them share counts once.
 pub(crate) fn distinct_bytes<'a>(tensors: impl IntoIterator<Item = &'a Tensor<1>>) -> u64 {
-    let (mut allocations, mut elsewhere) = (HashSet::new(), 0);
+    let mut allocations = HashSet::new();
+    #[cfg(feature = "cube")]
+    let mut extents = Vec::new();
     for tensor in tensors {
-        match HostTensor::in_place(tensor.clone()) {
-            Some(host) => drop(allocations.insert(host.allocation())),
-            None => elsewhere += (tensor.shape().num_elements() * tensor.dtype().size()) as u64,
+        if let Some(host) = HostTensor::in_place(tensor.clone()) {
+            allocations.insert(host.allocation());
+            continue;
         }
+        #[cfg(feature = "cube")]
+        extents.extend(cube::extent(tensor.clone()));
     }
-    allocations.iter().map(|range| range.len() as u64).sum::<u64>() + elsewhere
+    let bytes = allocations.iter().map(|range| range.len() as u64).sum::<u64>();
+    #[cfg(feature = "cube")]
+    let bytes = bytes + cube::covered_bytes(extents);
+    bytes
 }
 
 /// A flat tensor of `dtype` whose memory is `buffer`; dropping the last handle gives the buffer back to its pool.

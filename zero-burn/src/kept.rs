@@ -5,10 +5,17 @@ use std::ops::Range;
 use serde_json::{Map, Value};
 use zero_checkpoint::BoxError;
 
+use crate::ZeroError;
+
 /// State whose tensors are read and written by pieces.
 pub trait Kept {
     /// Makes ready to be read.
     fn rest(&mut self);
+
+    /// Leaves the memory that it shares with others: it is not updated for a while.
+    fn put_away(&mut self) -> Result<(), ZeroError> {
+        Ok(())
+    }
 
     /// What of it is no tensor.
     fn scalars(&self) -> Map<String, Value>;

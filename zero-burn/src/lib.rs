@@ -27,7 +27,7 @@
 //!
 //! # Modules
 //!
-//! All of them private; what users need stands at the root.
+//! All of them private but `kernels`; what users need stands at the root.
 //!
 //! - `zero`, `whole`: [`Zero`], the value that owns everything, and whole models out of it and into it; `error`: [`ZeroError`].
 //! - `shard`, `census`, `materialize`: from a module to its shards, and initial values.
@@ -38,7 +38,8 @@
 //! - `engine`, `publication`, `export`: one rank's state of one model, how others see what became of it, and whole masters; `held`, `windows`,
 //!   `gathers`: shards and replicas, what ranks show each other of them, and what is gathered on demand and ahead;
 //!   `queues`: threads for that.
-//! - `gradients`, `reduction`, `owned`, `scratch`: what lies between backward and step, and memory for it.
+//! - `gradients`, `segments`, `reduction`, `owned`, `scratch`: what lies between backward and step, and memory for it; `rates`:
+//!   rates for ranks to compare.
 //! - `optimizer`, `group`, `rule`: [`ZeroOptimizer`], parameter groups, and what an optimizer of shards has to do; `stored`,
 //!   `elementwise`: Burn's optimizers, their state at rest, and which of them qualify; `fused`, `fused_state`,
 //!   `fused_update`, `staged`, `exclusive`: [`Fused`], what it has on a disk, and memory of a shard to write to; `disk`, `masters`, `spill`: optimizer state,
@@ -46,21 +47,40 @@
 //! - `checkpoints`: [`Checkpoints`]; `ranks`: who saves together; `contents`, `restore`, `kept`, `progress`: what goes into
 //!   one, what comes out of it, and states and counters as one sees them; `record`: [`write_record`].
 //! - `host`, `floats`, `shared`: tensors as host memory, numbers of 16 and 32 bits in it, gathered ones that are still alive.
+//! - `devices`: [`DeviceKind`], and which device a rank takes; with a runtime of CubeCL's also `cube`, `arena`, `device_bucket`,
+//!   `device_update`, `on_device`: tensors as buffers of a device, several side by side in one, gradients on their way to a bucket there,
+//!   a step of [`Fused`] there, and what else is other there.
+//! - `kernels`, with a runtime of CubeCL's: updates, norms, moves and quantization of many tensors in buffers on a device, for
+//!   whoever has such.
 //! - `report`, `statistics`: [`MemoryReport`], [`Statistics`] and [`TraceEvent`].
 //!
 //! # Features
 //!
 //! - `flex` (default): Burn's CPU backend.
+//! - `cuda`, `rocm`, `wgpu`, `vulkan`, `metal`, `webgpu`: devices by CubeCL, as Burn's features of these names. Of the same
+//!   meaning as Burn's are `fusion` and `autotune`; whoever turns on Burn's `fusion` has to turn on this one.
+//! - `cube`: what these have in common, and no device. `cuda-source`: for a test that compiles all kernels for CUDA without one.
 //! - `launcher`: `launcher`, which starts ranks as processes.
 
-#[cfg(not(feature = "flex"))]
-compile_error!("zero-burn needs a backend: enable the feature `flex`");
+#[cfg(not(any(feature = "flex", feature = "cube")))]
+compile_error!(
+    "zero-burn needs a backend: enable one of the features `flex`, `cuda`, `rocm`, `wgpu`, `vulkan`, `metal` and `webgpu`"
+);
 
 mod agreement;
+#[cfg(feature = "cube")]
+mod arena;
 mod base;
 mod census;
 mod checkpoints;
 mod contents;
+#[cfg(feature = "cube")]
+mod cube;
+#[cfg(feature = "cube")]
+mod device_bucket;
+#[cfg(feature = "cube")]
+mod device_update;
+mod devices;
 mod disk;
 mod elementwise;
 mod engine;
@@ -78,10 +98,13 @@ mod group;
 mod held;
 mod host;
 mod kept;
+#[cfg(feature = "cube")]
+pub mod kernels;
 mod ladder;
 mod machine;
 mod masters;
 mod materialize;
+mod on_device;
 mod optimizer;
 mod owned;
 mod phase;
@@ -89,12 +112,14 @@ mod progress;
 mod publication;
 mod queues;
 mod ranks;
+mod rates;
 mod record;
 mod reduction;
 mod report;
 mod restore;
 mod rule;
 mod scratch;
+mod segments;
 mod shard;
 mod shared;
 mod slot;
@@ -110,6 +135,7 @@ mod windows;
 mod zero;
 
 pub use checkpoints::{Checkpoints, Loaded, Notes};
+pub use devices::DeviceKind;
 pub use error::{NotFinite, ZeroError};
 pub use fused::Fused;
 pub use group::GroupRate;

@@ -33,6 +33,10 @@ pub(crate) fn place(base: &Base, layout: &Layout) -> Result<Option<PlacementPlan
     if kinds.iter().all(|kind| kind.tier != Tier::Auto) {
         return Ok(None);
     }
+    #[cfg(feature = "cube")]
+    if base.is_cube {
+        return Err(ZeroError::AutoTier { device: format!("{:?}", base.device) });
+    }
     let setup = MemorySetup::new(&base.config, OptimizerCost::ADAMW);
     let own = setup.footprints(layout, base.comm.rank(), NonZeroU32::MIN);
     let mut state = [own.optimizer, own.gradients, own.parameters].map(|bytes| bytes.get() as f64);

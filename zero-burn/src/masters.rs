@@ -73,7 +73,7 @@ impl Masters {
         let copy = held.shard.clone().cast(burn_dtype(base.config.precision.compute));
         let mut buffer = base.exports.take(size_of_val(rest));
         buffer.as_mut_slice::<f32>().copy_from_slice(rest);
-        Ok(Held::with_copy(tensor_from_buffer(buffer, DType::F32, &base.device), copy))
+        Ok(Held::with_copy(tensor_from_buffer(buffer, DType::F32, &base.home), copy))
     }
 
     /// Moves what is on the disk of a shard out, to be updated; it has to be given back.

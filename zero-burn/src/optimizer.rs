@@ -12,6 +12,7 @@ use crate::ZeroError;
 use crate::engine::Engine;
 use crate::error::{During, NotFinite};
 use crate::group::{Group, GroupRate};
+use crate::kept::Kept;
 use crate::owned::OwnedGradients;
 use crate::report::MemoryReport;
 use crate::rule::{Finished, Host, Job, ShardOptimizer, ShardUpdate, States};
@@ -349,6 +350,11 @@ impl<O: ShardOptimizer> ZeroOptimizer<O> {
             self.states.push(state);
             self.updates.push(0);
             self.state_bytes.push(0);
+        }
+        for (parameter, state) in engine.layout.parameters().iter().zip(&mut self.states) {
+            if let (false, Some(state)) = (parameter.trainable(), state) {
+                state.put_away()?;
+            }
         }
         self.engine = engine;
         Ok(())

@@ -8,10 +8,12 @@ use zero_comm::{CommError, CommunicatorExt, ReduceOp};
 use zero_core::{Bucket, DType, ParameterIndex, Rank, Segment};
 use zero_offload::{HostBuffer, StoreError};
 
+#[cfg(feature = "cube")]
+use crate::device_bucket;
 use crate::engine::Engine;
 use crate::exclusive::Exclusive;
 use crate::floats::{Floats, FloatsMut, Squares, Write};
-use crate::host::{HostTensor, tensor_dtype, tensor_from_buffer};
+use crate::host::{HostTensor, on, tensor_dtype, tensor_from_buffer};
 use crate::spill::Place;
 
 /// How many elements are read from a disk, or copied, at a time.
@@ -56,6 +58,13 @@ impl OwnedGradients {
     ///
     /// What the disk cannot give is an error of this rank alone, beside one between ranks.
     pub(crate) fn sum_of_squares(&self, engine: &Engine) -> Result<Result<f64, StoreError>, CommError> {
+        #[cfg(feature = "cube")]
+        if let (Self::Whole(gradients), true) = (self, engine.is_cube) {
+            match device_bucket::sum_of_squares(engine, gradients) {
+                Ok(sum) => return Ok(Ok(sum)),
+                Err(error) => engine.phase.note(error.into()),
+            }
+        }
         let mut by_rank = vec![0.0_f64; engine.world()];
         let mut read = Ok(());
         for parameter in engine.layout.parameters() {
@@ -130,7 +139,7 @@ impl OwnedGradients {
                 let gradient = &mut gradients[parameter.index()];
                 let Some(mut memory) = gradient.take().map(Exclusive::new) else { return Ok(()) };
                 let seen = see(rows.start, &mut memory.values()[rows]);
-                *gradient = Some(memory.into_tensor(&engine.device));
+                *gradient = Some(memory.into_tensor(&engine.home));
                 seen
             }
             Self::Replicated(parts) | Self::Parts(parts) => {
@@ -141,6 +150,37 @@ impl OwnedGradients {
                 })
             }
         }
+    }
+
+    /// Where runs of this rank's part of `parameter` lie: their beginnings in it and in the sums of its bucket, and how many
+    /// elements they have.
+    #[cfg(feature = "cube")]
+    pub(crate) fn places(&self, engine: &Engine, parameter: ParameterIndex) -> Vec<[usize; 3]> {
+        let all = 0..engine.holdings.owned(parameter).len();
+        let place = |Run { bucket, segment, within, first }: Run<'_>| {
+            let start = self.start(engine, bucket, segment) + within.start;
+            [first + within.start, start, within.len()]
+        };
+        self.runs(engine, parameter, all).map(place).collect()
+    }
+
+    /// Moves the sums of a bucket that are here to the device.
+    #[cfg(feature = "cube")]
+    pub(crate) fn to_device(&mut self, engine: &Engine, bucket: usize) -> Result<Tensor<1>, StoreError> {
+        let accumulate = engine.config.precision.accumulate;
+        let (Self::Replicated(parts) | Self::Parts(parts)) = self else {
+            return Ok(Tensor::empty([0], &engine.device));
+        };
+        let sums = match std::mem::replace(&mut parts[bucket], Part::Sums(engine.sums.take(0))) {
+            Part::Gradients(gradients) => return Ok(*gradients),
+            Part::Sums(sums) => sums,
+            Part::Disk(place) => {
+                let mut sums = engine.sums(bucket);
+                place.read(0, &mut sums)?;
+                sums
+            }
+        };
+        Ok(tensor_from_buffer(sums, accumulate, &engine.device))
     }
 
     /// Where the elements `rows` of this rank's part of `parameter` lie in buckets.
@@ -249,7 +289,7 @@ impl OwnedGradients {
         match self {
             Self::Whole(gradients) => {
                 let Some(gradient) = gradients[parameter.index()].take() else { return Ok(None) };
-                let gradient = gradient.cast(FloatDType::F32);
+                let gradient = on(&engine.home, gradient.cast(FloatDType::F32));
                 return Ok(Some(if factor == 1.0 { gradient } else { gradient.mul_scalar(factor) }));
             }
             Self::Parts(parts) => {
@@ -257,7 +297,7 @@ impl OwnedGradients {
                 let part = bucket.part(engine.comm.rank());
                 let here = |segment: &&Segment| segment.rank == engine.comm.rank();
                 return Ok(Some(match bucket.segments(parameter).iter().find(here) {
-                    None => Tensor::empty([0], &engine.device),
+                    None => Tensor::empty([0], &engine.home),
                     Some(segment) => {
                         let start = segment.offset - part.start;
                         gradients.narrow(0, start, segment.source.len())
@@ -274,7 +314,7 @@ impl OwnedGradients {
             FloatsMut::F32(&mut target[start..start + sums.len()]).write(Write::Put, sums, factor);
             Ok::<_, StoreError>(())
         })?;
-        Ok(Some(tensor_from_buffer(gradient, DType::F32, &engine.device)))
+        Ok(Some(tensor_from_buffer(gradient, DType::F32, &engine.home)))
     }
 
     /// Which gradient was not finite, and on which rank: on the lowest rank that has one, the first in backward order;
@@ -344,7 +384,7 @@ impl Part {
                 );
                 buffer
             };
-            *self = Self::Gradients(Box::new(tensor_from_buffer(buffer, DType::F32, &engine.device)));
+            *self = Self::Gradients(Box::new(tensor_from_buffer(buffer, DType::F32, &engine.home)));
         }
         match self {
             Self::Gradients(gradients) => Ok((**gradients).clone()),

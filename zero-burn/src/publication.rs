@@ -12,7 +12,27 @@ use crate::ZeroError;
 use crate::engine::{Engine, lock};
 use crate::error::During;
 use crate::held::Updated;
+use crate::host::HostTensor;
 use crate::statistics::Activity;
+
+/// How many bytes of shards are read from a device at once.
+const READ_AT_ONCE: usize = 64 << 20;
+
+/// Cuts `items` into groups of up to `most` bytes, or of one.
+fn groups<T>(items: &[T], most: usize, bytes: impl Fn(&T) -> usize) -> impl Iterator<Item = &[T]> {
+    let mut rest = items;
+    std::iter::from_fn(move || {
+        let mut sum = 0;
+        let fit = rest.iter().take_while(|item| {
+            sum += bytes(item);
+            sum <= most
+        });
+        let count = fit.count().max(1).min(rest.len());
+        let (group, later) = rest.split_at(count);
+        rest = later;
+        (!group.is_empty()).then_some(group)
+    })
+}
 
 impl Engine {
     /// Puts updated shards in place and makes every rank see them.
@@ -46,10 +66,19 @@ impl Engine {
             indices.iter().for_each(|&index| self.holdings.copy_whole(index));
             return Ok(());
         }
-        for &index in indices {
-            self.windows.expose(index, self.holdings.show(index))?;
-            if let Some(masters) = &self.masters {
-                masters.expose(index, self.held(index).shard)?;
+        // Of a device, several at once, which stops it less often; in host memory one by one, for each is a copy beside the
+        // window that it replaces.
+        let bytes = |index: &ParameterIndex| self.windows.bytes(*index) / self.world();
+        let most = if self.has_device() { READ_AT_ONCE } else { 0 };
+        for indices in groups(indices, most, bytes) {
+            let shown = indices.iter().map(|&index| self.holdings.show(index)).collect();
+            for (&index, shown) in indices.iter().zip(HostTensor::several(shown)) {
+                self.windows.expose(index, shown)?;
+            }
+            let Some(masters) = &self.masters else { continue };
+            let shards = indices.iter().map(|&index| self.held(index).shard).collect();
+            for (&index, shard) in indices.iter().zip(HostTensor::several(shards)) {
+                masters.expose(index, shard)?;
             }
         }
         self.comm.fence("updated parameters")?;
@@ -102,5 +131,20 @@ impl Engine {
 
     pub(crate) fn stays_whole(&self, index: ParameterIndex) -> bool {
         !self.config.stage.shards_parameters() || self.parameter(index).persistent()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::groups;
+
+    #[test]
+    fn groups_have_as_many_bytes_as_they_may_or_one_item() {
+        let of = |items: &[usize], most| -> Vec<Vec<usize>> {
+            groups(items, most, |item| *item).map(<[usize]>::to_vec).collect()
+        };
+        assert_eq!(of(&[], 5), [[0; 0]; 0]);
+        assert_eq!(of(&[3, 2, 1, 9, 0, 5, 1], 5), [vec![3, 2], vec![1], vec![9], vec![0, 5], vec![1]]);
+        assert_eq!(of(&[1, 0, 0], 0), [vec![1], vec![0, 0]]);
     }
 }

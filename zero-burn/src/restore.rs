@@ -329,7 +329,7 @@ impl Taken {
     /// What becomes of them.
     fn end(self, engine: &Engine) -> Result<Shards, ZeroError> {
         let shards = self.0.into_iter().zip(engine.layout.parameters()).map(|(shard, parameter)| {
-            let shard = shard.into_tensor(&engine.device);
+            let shard = shard.into_tensor(&engine.home);
             let copy = match engine.masters_on_disk() {
                 Some(_) => Some(engine.with_disk(parameter.index(), shard.clone())?),
                 None => None,

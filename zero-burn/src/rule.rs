@@ -137,7 +137,7 @@ impl<O: Optimizer> Rule for O {
         if offload.optimizer.tier == Tier::Nvme || offload.delayed_update {
             return Err(ZeroError::NotOffloadable { optimizer: std::any::type_name::<O>() });
         }
-        elementwise::check(self, &engine.device, engine.config.precision.optimizer_state)
+        elementwise::check(self, &engine.home, engine.config.precision.optimizer_state)
     }
 
     fn begin(&self, _: Host<'_>, _: ParameterIndex) -> Result<Option<Self::State>, ZeroError> {
@@ -178,7 +178,7 @@ impl<O: Optimizer> Rule for O {
                 Ok(gradient) => gradient?,
                 Err(error) => return Some(Err(ZeroError::from(error))),
             };
-            let state = states[parameter.index()].take().and_then(|stored| stored.load(&engine.device));
+            let state = states[parameter.index()].take().and_then(|stored| stored.load(&engine.home));
             let shard = engine.held(parameter).shard;
             let (shard, state): (Tensor<1>, _) = optimizers[group].step(lr, shard, gradient, state);
             let dtype = engine.config.precision.optimizer_state;
@@ -200,5 +200,5 @@ impl<O: Optimizer> Rule for O {
 }
 
 fn pattern<O: Optimizer>(optimizer: &O, Host(engine): Host<'_>) -> Pattern {
-    Pattern::of(optimizer, engine.config.precision.optimizer_state, &engine.device)
+    Pattern::of(optimizer, engine.config.precision.optimizer_state, &engine.home)
 }

@@ -7,7 +7,7 @@ use zero_core::Bytes;
 use zero_offload::{HostBuffer, HostPool};
 
 /// A pool whose buffers come in few sizes, powers of two, so that little has to be kept for all of them.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub(crate) struct Scratch(HostPool);
 
 /// Memory of a [`Scratch`]; as long as was asked for.
@@ -18,6 +18,10 @@ pub(crate) struct ScratchBuffer {
 }
 
 impl Scratch {
+    pub(crate) const fn new(pool: HostPool) -> Self {
+        Self(pool)
+    }
+
     /// Keeps what is needed where several buffers, of up to `largest` bytes, are needed at once.
     pub(crate) fn expect(&self, largest: Bytes) {
         // Five of the largest size, and the sizes below it together as many.

@@ -293,7 +293,7 @@ impl Dealer<'_> {
 
     fn held(&self, values: Vec<f32>) -> Held {
         let shape = [values.len()];
-        Held::new(Tensor::from_data(burn::tensor::TensorData::new(values, shape), self.device))
+        Held::new(Tensor::from_data(burn::tensor::TensorData::new(values, shape), &self.base.home))
     }
 }
 

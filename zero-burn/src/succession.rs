@@ -52,6 +52,16 @@ pub(crate) fn set_trainable<M: Module>(
     old.settle_renewals()?;
     let engine = Engine::new(Arc::clone(old.base()), layout, old.ids.clone(), Some(old));
     let engine = Arc::new(old.together(engine)?);
+    #[cfg(feature = "cube")]
+    if engine.updates_on_device() {
+        // They would keep the memory of all that go on to be updated.
+        let _updating = engine.phase.begin_update();
+        let parameters =
+            engine.layout.parameters().iter().map(|parameter| (parameter.trainable(), parameter.index()));
+        for (_, index) in parameters.filter(|(trainable, index)| !trainable && engine.is_by_itself(*index)) {
+            engine.holdings.put_apart(index);
+        }
+    }
     let model = take_over(model, old);
     Ok((model.apply_reparameterization(Attach { engine: &engine, device, held_back }), engine))
 }

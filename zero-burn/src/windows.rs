@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use burn::tensor::Tensor;
 use zero_comm::{CommError, Communicator, WindowKey};
 use zero_core::{Bytes, DType, Layout, ParameterIndex};
 
@@ -16,6 +15,8 @@ pub(crate) struct Windows {
     pub(crate) layout: Arc<Layout>,
     pub(crate) dtype: DType,
     pub(crate) values: Values,
+    /// Whether what is shown is a copy, be it that ranks are processes or that shards are on a device.
+    pub(crate) copies: bool,
     pub(crate) recorder: Arc<Recorder>,
 }
 
@@ -30,8 +31,8 @@ pub(crate) enum Values {
 
 impl Windows {
     /// Shows this rank's shard, in place of what was shown before.
-    pub(crate) fn expose(&self, parameter: ParameterIndex, shard: Tensor<1>) -> Result<(), CommError> {
-        self.comm.expose(self.key(parameter), Arc::new(HostTensor::new(shard)))
+    pub(crate) fn expose(&self, parameter: ParameterIndex, shard: HostTensor) -> Result<(), CommError> {
+        self.comm.expose(self.key(parameter), Arc::new(shard))
     }
 
     /// How many bytes the whole parameter takes.
@@ -43,7 +44,7 @@ impl Windows {
     pub(crate) fn copied_bytes(&self) -> Bytes {
         let rank = self.comm.rank();
         let own = self.layout.parameters().iter().map(|parameter| parameter.partition().len(rank));
-        if self.comm.copies_windows() { Bytes::of(own.sum(), self.dtype) } else { Bytes::ZERO }
+        if self.copies { Bytes::of(own.sum(), self.dtype) } else { Bytes::ZERO }
     }
 
     /// Reads every rank's shard into `whole`, which has the parameter's [`bytes`](Self::bytes).

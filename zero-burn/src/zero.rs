@@ -12,6 +12,7 @@ use crate::ZeroError;
 use crate::base::Base;
 use crate::engine::{Engine, lock};
 use crate::error::During;
+use crate::host::is_supported;
 use crate::optimizer::ZeroOptimizer;
 use crate::queues::Queues;
 use crate::report::MemoryReport;
@@ -51,7 +52,7 @@ impl Zero {
         config.validate()?;
         // Burn has no way to say which devices gathers work on: on others, they panic.
         let probe = Tensor::<1>::empty([0], &device.clone().inner());
-        if probe.try_into_primitive::<burn_flex::Flex>().is_err() {
+        if !is_supported(&probe) {
             return Err(ZeroError::UnsupportedDevice { device: format!("{device:?}") });
         }
         let group = comm

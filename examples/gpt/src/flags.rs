@@ -5,7 +5,7 @@ use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 use clap::Parser;
-use zero_burn::{DType, Placement, Precision, Tier};
+use zero_burn::{DType, DeviceKind, Placement, Precision, Tier};
 
 /// Trains a byte-level GPT with its state sharded over ranks.
 ///
@@ -26,6 +26,9 @@ pub struct Flags {
     /// Makes each rank a process of its own.
     #[arg(long, conflicts_with = "plain")]
     pub(crate) processes: bool,
+    /// What to compute on; ranks of one host are dealt out to its devices. All but flex, the CPU, need a feature of that name.
+    #[arg(long, value_name = "flex|cuda|rocm|wgpu|vulkan|metal|webgpu")]
+    pub(crate) device: Option<DeviceKind>,
     /// ZeRO stage: 0 shards nothing, 1 the optimizer state, 2 also gradients, 3 also parameters.
     #[arg(long, value_name = "0..3", value_parser = clap::value_parser!(u8).range(0..=3))]
     pub(crate) stage: Option<u8>,

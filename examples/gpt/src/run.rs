@@ -10,7 +10,7 @@ use std::time::Instant;
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use burn::tensor::Device;
 use zero_burn::launcher::{self, LaunchOptions};
-use zero_burn::{LocalWorld, Rank, World};
+use zero_burn::{LocalWorld, Rank, World, ZeroError};
 
 use crate::corpus::Corpus;
 use crate::learner::{Learner, Progress};
@@ -71,7 +71,8 @@ pub fn run(settings: &Settings) -> Result<ExitCode> {
             corpus.held_out_bytes()
         );
     }
-    let device = Device::default();
+    let kind = settings.device;
+    let device = kind.devices()?.into_iter().next().ok_or(ZeroError::NoDevice { kind })?;
     if settings.plain {
         say!("training with Burn alone, {} rows per step", settings.train.batch);
         let mut learner = Plain::new(settings, device.clone())?;
@@ -82,7 +83,7 @@ pub fn run(settings: &Settings) -> Result<ExitCode> {
     }
     if speaks {
         say!(
-            "training at {} on {ranks} ranks in {}, {} rows per step in all, backwards per step: {}",
+            "training at {} on {ranks} ranks in {} on {kind}, {} rows per step in all, backwards per step: {}",
             settings.zero.stage,
             settings.zero.precision.compute,
             settings.train.batch,
@@ -94,6 +95,7 @@ pub fn run(settings: &Settings) -> Result<ExitCode> {
     world
         .with_deadline(settings.zero.deadline())
         .run(|comm| -> Result<()> {
+            let device = kind.device_of_rank(&comm)?;
             let mut learner = Sharded::new(settings, &comm, device.clone())?;
             let root = comm.rank() == Rank::ROOT;
             if let (true, Some(plan)) = (root, learner.zero().placement()?) {

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, anyhow, ensure};
 use serde::{Deserialize, Serialize};
 use zero_burn::{
-    DType, DeepSpeedAdam, DeepSpeedOptimizer, LossScaling, Offload, Stage, WorldSize, ZeroConfig,
+    DType, DeepSpeedAdam, DeepSpeedOptimizer, DeviceKind, LossScaling, Offload, Stage, WorldSize, ZeroConfig,
 };
 
 use crate::deepspeed::DeepSpeedFile;
@@ -28,6 +28,8 @@ pub struct Settings {
     pub train: TrainConfig,
     /// The engine's configuration.
     pub zero: ZeroConfig,
+    /// What to compute on.
+    pub device: DeviceKind,
     /// Where the text lies.
     pub corpus: Vec<PathBuf>,
     /// The optimizer: AdamW with the numbers of `train`, unless a file of DeepSpeed has another.
@@ -63,6 +65,7 @@ impl Settings {
             model: GptConfig::default(),
             train: TrainConfig::default(),
             zero: ZeroConfig { clip_norm: Some(1.0), ..ZeroConfig::default() },
+            device: flags.device.unwrap_or(DeviceKind::Flex),
             corpus: vec![workspace()],
             optimizer: adamw(&TrainConfig::default()),
             rates: Rates::Cosine,

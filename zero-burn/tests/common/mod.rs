@@ -157,9 +157,22 @@ pub fn with_engines<T: Send>(
     size: usize,
     f: impl Fn(&Arc<dyn Communicator>, Zero) -> Result<T, ZeroError> + Sync,
 ) -> Vec<T> {
+    with_engines_on(&|_| Ok(Device::flex()), config, size, f)
+}
+
+/// The device of a rank.
+pub type DeviceOf<'a> = &'a (dyn Fn(&Arc<dyn Communicator>) -> Result<Device, ZeroError> + Sync);
+
+/// As [`with_engines`], on other devices.
+pub fn with_engines_on<T: Send>(
+    device: DeviceOf<'_>,
+    config: &ZeroConfig,
+    size: usize,
+    f: impl Fn(&Arc<dyn Communicator>, Zero) -> Result<T, ZeroError> + Sync,
+) -> Vec<T> {
     LocalWorld::new(world(size))
         .with_deadline(config.deadline())
-        .run(|comm| f(&comm, Zero::new(config.clone(), &comm, Device::default())?))
+        .run(|comm| f(&comm, Zero::new(config.clone(), &comm, device(&comm)?)?))
         .unwrap_or_else(|error| panic!("{:?} on {size} ranks: {error}", config.stage))
 }
 
@@ -331,7 +344,7 @@ pub fn sharded_by(
 
 /// Trains [`Odd`] with Burn alone, on the same rows with the same skips, as `size` ranks would split them.
 pub fn plain(clip_norm: Option<f64>, size: usize, steps: usize, batch: usize, skips: Skips<'_>) -> Run {
-    let device = Device::default().autodiff();
+    let device = Device::flex().autodiff();
     let mut model = materialize(&device, SEED, Odd::new);
     let mut optimizer = adamw().init();
     let mut run = Run::new();

@@ -1,0 +1,49 @@
+//! What is other on a device that has memory of its own.
+
+#[cfg(feature = "cube")]
+use std::sync::Arc;
+
+#[cfg(feature = "cube")]
+use zero_core::ParameterIndex;
+
+use crate::ZeroError;
+#[cfg(feature = "cube")]
+use crate::base::updates_on_host;
+use crate::engine::Engine;
+#[cfg(feature = "cube")]
+use crate::kernels::KernelError;
+
+impl Engine {
+    /// Whether fused optimizers run on the device: one of CubeCL, where nothing has states anywhere else.
+    #[cfg(feature = "cube")]
+    pub(crate) fn updates_on_device(&self) -> bool {
+        self.is_cube && !updates_on_host(self.offload())
+    }
+
+    /// Whether tensors are on a device that works by itself, and may fail by itself.
+    pub(crate) fn has_device(&self) -> bool {
+        #[cfg(feature = "cube")]
+        return self.is_cube;
+        #[cfg(not(feature = "cube"))]
+        false
+    }
+
+    /// What went wrong on the device without a word.
+    pub(crate) fn check_device(&self) -> Result<(), ZeroError> {
+        if self.has_device() { self.check() } else { Ok(()) }
+    }
+
+    /// Whether a shard is no part of a replica.
+    #[cfg(feature = "cube")]
+    pub(crate) fn is_by_itself(&self, parameter: ParameterIndex) -> bool {
+        let is_replica = self.held(parameter).whole.is_some() && self.has_windows();
+        !is_replica || self.is_mixed()
+    }
+}
+
+#[cfg(feature = "cube")]
+impl From<KernelError> for ZeroError {
+    fn from(error: KernelError) -> Self {
+        Self::Kernel(Arc::new(error))
+    }
+}
