@@ -3,14 +3,15 @@
 //! A benchmark is a `[[bench]]` target with `harness = false` of any member. It is run with `--rows FILE` (and
 //! cargo's own `--bench`), prints what it likes, and writes to FILE a JSON list of rows:
 //! `{"name": "...", "value": 1.5, "unit": "x", "bar": 1.2, "pass": true}`, where `value`, `bar` and `pass` may
-//! be null.
+//! be null. With `--device`, it is built with the feature of that name and finds the name in `ZERO_DEVICE`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf, absolute};
 use std::process::ExitCode;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, bail, ensure};
 use xshell::Shell;
 
+use crate::device::{Devices, Kind};
 use crate::nearest::nearest_first;
 use crate::row;
 use crate::workspace::{Package, Target, Workspace};
@@ -25,8 +26,16 @@ pub(crate) struct Options {
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 
+    /// Runs it on a device of this kind; without one, says so and measures nothing.
+    #[arg(long)]
+    device: Option<Kind>,
+
+    /// Fails where there is no such device.
+    #[arg(long, requires = "device")]
+    require: bool,
+
     /// Lists the benchmarks there are.
-    #[arg(long, conflicts_with_all = ["name", "json"])]
+    #[arg(long, conflicts_with_all = ["name", "json", "device"])]
     list: bool,
 }
 
@@ -35,7 +44,14 @@ pub(crate) fn run(sh: &Shell, options: &Options) -> anyhow::Result<ExitCode> {
     match &options.name {
         Some(name) => {
             let (package, target) = find(&workspace, name)?;
-            measure(sh, package, target, options.json.as_deref())
+            let features = features(package, target, options.device)?;
+            let json = options.json.as_deref();
+            if let Some(kind) = options.device {
+                if let Some(absence) = Devices::find(sh, kind)?.absence(kind) {
+                    return skip(sh, &absence, json, options.require);
+                }
+            }
+            measure(sh, (package, target), &features, options.device, json)
         }
         None => {
             for (package, target) in benches(&workspace) {
@@ -46,19 +62,48 @@ pub(crate) fn run(sh: &Shell, options: &Options) -> anyhow::Result<ExitCode> {
     }
 }
 
+/// What the benchmark is built with.
+fn features<'a>(package: &Package, target: &'a Target, device: Option<Kind>) -> anyhow::Result<Vec<&'a str>> {
+    let mut features: Vec<&str> = target.required_features.iter().map(String::as_str).collect();
+    if let Some(kind) = device {
+        let (bench, package, kind) = (&target.name, package, kind.name());
+        ensure!(
+            package.features.contains_key(kind),
+            "benchmark '{bench}' runs on no device: {} has no feature '{kind}'",
+            package.name
+        );
+        features.push(kind);
+    }
+    Ok(features)
+}
+
+/// Says why nothing is measured. Whoever reads the file finds no rows in it.
+fn skip(sh: &Shell, why: &str, json: Option<&Path>, require: bool) -> anyhow::Result<ExitCode> {
+    ensure!(!require, "{why}");
+    println!("skipped: {why}");
+    if let Some(json) = json {
+        sh.write_file(absolute(json)?, "[]\n")?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
 fn measure(
     sh: &Shell,
-    package: &Package,
-    target: &Target,
-    json: Option<&std::path::Path>,
+    (package, target): (&Package, &Target),
+    features: &[&str],
+    device: Option<Kind>,
+    json: Option<&Path>,
 ) -> anyhow::Result<ExitCode> {
     // A relative path is relative to where the task was called, which is not where the shell is.
-    let json = json.map(std::path::absolute).transpose()?;
+    let json = json.map(absolute).transpose()?;
     let folder = sh.create_temp_dir()?;
     let file = folder.path().join("rows.json");
     let mut command = sh.cmd("cargo").args(["bench", "-p", &package.name, "--bench", &target.name]);
-    if !target.required_features.is_empty() {
-        command = command.arg("--features").arg(target.required_features.join(","));
+    if !features.is_empty() {
+        command = command.arg("--features").arg(features.join(","));
+    }
+    if let Some(kind) = device {
+        command = command.env("ZERO_DEVICE", kind.name());
     }
     command.args(["--", "--rows"]).arg(&file).run()?;
 
@@ -95,7 +140,7 @@ fn find<'a>(workspace: &'a Workspace, name: &str) -> anyhow::Result<(&'a Package
 
 #[cfg(test)]
 mod tests {
-    use super::{Workspace, benches, find};
+    use super::{Kind, Workspace, benches, features, find};
 
     fn workspace(benches: &[(&str, &str)]) -> Workspace {
         let packages: Vec<_> = benches
@@ -122,6 +167,20 @@ mod tests {
             ("zero-burn", "step", "fast")
         );
         assert_eq!(benches(&workspace).count(), 2);
+    }
+
+    #[test]
+    fn a_benchmark_runs_on_devices_that_its_package_knows() {
+        let mut workspace = workspace(&[("zero-burn", "step")]);
+        let built = |workspace: &Workspace, device| {
+            let (package, target) = find(workspace, "step").unwrap();
+            features(package, target, device).map(|features| features.join(","))
+        };
+        assert_eq!(built(&workspace, None).unwrap(), "fast");
+        let error = built(&workspace, Some(Kind::Cuda)).unwrap_err().to_string();
+        assert_eq!(error, "benchmark 'step' runs on no device: zero-burn has no feature 'cuda'");
+        workspace.packages[0].features.insert("cuda".to_owned(), Vec::new());
+        assert_eq!(built(&workspace, Some(Kind::Cuda)).unwrap(), "fast,cuda");
     }
 
     #[test]

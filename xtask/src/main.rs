@@ -3,6 +3,7 @@
 //! starts the ranks of a job.
 //!
 //! - `test`: runs suites, all of them, and reports; `suite` is what a suite is, `suites` which there are.
+//! - `device_checks`: what `test` runs on devices; `device` is which there are, `ranks` how many ranks share them.
 //! - `main_job`: the suite that trains the example for a few steps.
 //! - `bench`: finds and runs a benchmark; `row` is what it measures.
 //! - `lint`: the project's rules.
@@ -10,9 +11,12 @@
 //! - `workspace`, `tee`, `table`, `nearest`: what the above share.
 
 mod bench;
+mod device;
+mod device_checks;
 mod lint;
 mod main_job;
 mod nearest;
+mod ranks;
 mod row;
 mod run;
 mod suite;
@@ -41,7 +45,7 @@ enum Task {
     /// Runs every suite, cheapest first, and reports on all of them; fails if any failed.
     ///
     /// A suite whose tool is missing is skipped. With CI=true, that is a failure if the project could have
-    /// installed the tool.
+    /// installed the tool. With --device, what runs on devices is run instead, with several numbers of ranks.
     Test(test::Options),
     /// Runs a benchmark, prints what it measured and fails if a row missed its bar.
     Bench(bench::Options),
@@ -92,5 +96,27 @@ mod tests {
         }
         let error = parse(&["--fast", "--only", "main-job"]).err().map(|error| error.kind());
         assert_eq!(error, Some(ErrorKind::ArgumentConflict));
+    }
+
+    #[test]
+    fn what_is_about_devices_needs_one_named() {
+        let parse = |arguments: &[&str]| Cli::try_parse_from([&["xtask"], arguments].concat());
+        for arguments in [
+            &["test", "--device", "cuda", "--ranks", "all", "--require"][..],
+            &["test", "--device", "vulkan", "--ranks", "2"],
+            &["bench", "engine", "--device", "cuda", "--json", "rows.json", "--require"],
+        ] {
+            assert!(parse(arguments).is_ok(), "{arguments:?}");
+        }
+        for arguments in [
+            &["test", "--ranks", "2"][..],
+            &["test", "--require"],
+            &["test", "--device", "cuda", "--fast"],
+            &["test", "--device", "cpu"],
+            &["test", "--device", "cuda", "--ranks", "0"],
+            &["bench", "engine", "--require"],
+        ] {
+            assert!(parse(arguments).is_err(), "{arguments:?}");
+        }
     }
 }

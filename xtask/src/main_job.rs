@@ -9,12 +9,21 @@ use crate::tee;
 const STEPS: usize = 3;
 
 pub(crate) fn run(sh: &Shell) -> anyhow::Result<()> {
+    train(sh, &[], &[])
+}
+
+/// With more arguments for cargo, and for the example.
+pub(crate) fn train(sh: &Shell, cargo: &[&str], example: &[&str]) -> anyhow::Result<()> {
     let folder = sh.create_temp_dir()?;
     let metrics = folder.path().join("metrics.jsonl");
     let steps = STEPS.to_string();
     let command = sh
         .cmd("cargo")
-        .args(["run", "--release", "-p", "gpt", "--", "--steps", &steps, "--metrics"])
+        .args(["run", "--release", "-p", "gpt"])
+        .args(cargo)
+        .args(["--", "--steps", &steps])
+        .args(example)
+        .arg("--metrics")
         .arg(&metrics);
     println!("    {command}");
 

@@ -14,9 +14,10 @@ pub(crate) struct Suite {
     /// Left out by `--fast`.
     pub(crate) slow: bool,
     action: Action,
+    /// Where it is not met, the suite is skipped.
     requirement: Option<Requirement>,
-    /// Runs where the requirement is not met; without one, the suite is skipped there.
-    fallback: Option<Action>,
+    /// What runs instead where a tool is missing.
+    fallback: Option<(Requirement, Action)>,
 }
 
 /// What a suite runs.
@@ -51,6 +52,24 @@ pub(crate) enum Verdict {
     Skipped(String),
 }
 
+impl Verdict {
+    pub(crate) const fn word(&self) -> &'static str {
+        match self {
+            Self::Passed => "passed",
+            Self::Failed(_) => "FAILED",
+            Self::Skipped(_) => "skipped",
+        }
+    }
+
+    /// Nothing for what passed.
+    pub(crate) fn why(&self) -> &str {
+        match self {
+            Self::Passed => "",
+            Self::Failed(why) | Self::Skipped(why) => why,
+        }
+    }
+}
+
 /// What became of a suite.
 #[derive(Debug)]
 pub(crate) struct Report {
@@ -76,26 +95,26 @@ impl Suite {
         self
     }
 
-    pub(crate) const fn or_else(mut self, fallback: Action) -> Self {
-        self.fallback = Some(fallback);
+    /// Runs `fallback` instead where `tool` is missing.
+    pub(crate) const fn without(mut self, tool: Requirement, fallback: Action) -> Self {
+        self.fallback = Some((tool, fallback));
         self
     }
 
     /// Runs the suite. In CI, a skip for want of what the project can install is a failure.
     pub(crate) fn run(&self, sh: &Shell, ci: bool) -> Report {
         let started = Instant::now();
-        let missing = self.requirement.filter(|requirement| !requirement.is_met(sh));
-        let (verdict, summaries) = match (missing, self.fallback) {
-            (None, _) => self.action.run(sh),
-            (Some(_), Some(fallback)) => fallback.run(sh),
-            (Some(requirement), None) => (requirement.verdict(ci), Vec::new()),
+        let (verdict, summaries) = match (self.requirement, self.fallback) {
+            (Some(requirement), _) if !requirement.is_met(sh) => (requirement.verdict(ci), Vec::new()),
+            (_, Some((tool, fallback))) if !tool.is_met(sh) => fallback.run(sh),
+            _ => self.action.run(sh),
         };
         Report { suite: self.name, verdict, took: started.elapsed(), summaries }
     }
 }
 
 impl Requirement {
-    fn is_met(&self, sh: &Shell) -> bool {
+    pub(crate) fn is_met(&self, sh: &Shell) -> bool {
         let [program, args @ ..] = self.probe else { return true };
         Command::new(program)
             .args(args)
@@ -138,18 +157,7 @@ impl Action {
                 Err(error) => (Verdict::Failed(format!("{error:#}")), Vec::new()),
             },
             Self::Command { program, args, env } => {
-                let command = sh.cmd(program).args(args).envs(env.iter().copied());
-                match tee::stream(command.into()) {
-                    Ok(outcome) => {
-                        let verdict = if outcome.status.success() {
-                            Verdict::Passed
-                        } else {
-                            Verdict::Failed(cause(&outcome.lines, outcome.status))
-                        };
-                        (verdict, outcome.lines.into_iter().filter(|line| is_summary(line)).collect())
-                    }
-                    Err(error) => (Verdict::Failed(format!("{error:#}")), Vec::new()),
-                }
+                judge(sh.cmd(program).args(args).envs(env.iter().copied()).into())
             }
         }
     }
@@ -166,6 +174,21 @@ impl fmt::Display for Action {
                 write!(f, "{program} {}", args.join(" "))
             }
         }
+    }
+}
+
+/// Runs a command to its end; how it ended, and the test runner's own last words.
+pub(crate) fn judge(command: Command) -> (Verdict, Vec<String>) {
+    match tee::stream(command) {
+        Ok(outcome) => {
+            let verdict = if outcome.status.success() {
+                Verdict::Passed
+            } else {
+                Verdict::Failed(cause(&outcome.lines, outcome.status))
+            };
+            (verdict, outcome.lines.into_iter().filter(|line| is_summary(line)).collect())
+        }
+        Err(error) => (Verdict::Failed(format!("{error:#}")), Vec::new()),
     }
 }
 
@@ -246,10 +269,12 @@ mod tests {
 
     #[test]
     fn a_fallback_runs_in_the_place_of_a_missing_tool() {
-        let suite = Suite::new("tests", Action::Call("a call", fails))
-            .needs(ABSENT)
-            .or_else(Action::cargo(&["--version"]));
+        let suite =
+            Suite::new("tests", Action::Call("a call", fails)).without(ABSENT, Action::cargo(&["--version"]));
         assert_eq!(verdict(&suite, true), Verdict::Passed);
+        // But not in the place of what nothing replaces.
+        let suite = suite.needs(ABSENT);
+        assert!(matches!(verdict(&suite, false), Verdict::Skipped(_)));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use crate::suite::{Action, Requirement, Suite};
 use crate::{lint, main_job};
 
-const NEXTEST: Requirement =
+pub(crate) const NEXTEST: Requirement =
     Requirement { what: "cargo-nextest", probe: &["cargo", "nextest", "--version"], installable: false };
 
 /// `setup` and not `--version`: it also needs the standard library's source.
@@ -60,7 +60,83 @@ const PYTORCH: Requirement = Requirement {
     installable: false,
 };
 
-/// All features but `mpi`, which needs a library of the machine.
+/// A loader, and a driver that it finds: one in software is enough.
+const VULKAN: Requirement = Requirement {
+    what: "a Vulkan driver and its loader",
+    probe: &["sh", "-c", VULKAN_PROBE],
+    installable: true,
+};
+
+const VULKAN_PROBE: &str = "PATH=\"$PATH:/sbin\" ldconfig -p | grep -F 'libvulkan.so.1' && {
+    test -n \"$VK_DRIVER_FILES$VK_ICD_FILENAMES\" ||
+    ls /usr/share/vulkan/icd.d /etc/vulkan/icd.d | grep -E '\\.json$'
+}";
+
+/// NVIDIA's compiler and headers, as `zero-burn/tests/cuda_source/nvrtc.rs` looks for them.
+const NVRTC: Requirement = Requirement {
+    what: "NVRTC with CUDA's headers (ZERO_NVRTC, as .ci/run sets it)",
+    probe: &["sh", "-c", NVRTC_PROBE],
+    installable: true,
+};
+
+const NVRTC_PROBE: &str = "test -e \"$ZERO_NVRTC/cuda_nvrtc/lib/libnvrtc.so.12\" &&
+    test -e \"$ZERO_NVRTC/cuda_runtime/include/cuda_fp16.h\"";
+
+/// For devices; not by SPIR-V, on which Mesa 22's driver in software crashes. `cuda-source` adds to the features of what lies
+/// below Burn, so that with it everywhere that is built once.
+const DEVICE: &str = "gpt/wgpu,zero-burn/cuda-source";
+const DEVICE_FUSION: &str = "wgpu,cuda-source,fusion,autotune";
+
+const DEVICE_NEXTEST: &[&str] = &device_tests(["nextest", "run", "--no-fail-fast"], DEVICE);
+const DEVICE_TEST: &[&str] = &device_tests(["test", "--quiet", "--no-fail-fast"], DEVICE);
+
+/// Two packages have tests on devices.
+const fn device_tests(runner: [&'static str; 3], features: &'static str) -> [&'static str; 13] {
+    let [a, b, c] = runner;
+    [
+        a,
+        b,
+        c,
+        "-p",
+        "zero-burn",
+        "-p",
+        "gpt",
+        "--features",
+        features,
+        "--test",
+        "devices",
+        "--test",
+        "kernels",
+    ]
+}
+
+const FUSION_NEXTEST: &[&str] = &fusion_tests(["nextest", "run", "--no-fail-fast"]);
+const FUSION_TEST: &[&str] = &fusion_tests(["test", "--quiet", "--no-fail-fast"]);
+
+/// With states on the device and on the host; more of them take long in software, where `autotune` measures every kernel.
+const fn fusion_tests(runner: [&'static str; 3]) -> [&'static str; 12] {
+    let [a, b, c] = runner;
+    let (first, second) = ("a_run_saved", "a_delayed");
+    [a, b, c, "-p", "zero-burn", "--features", DEVICE_FUSION, "--test", "devices", "--", first, second]
+}
+
+/// What runs on devices, on those that Vulkan has.
+const fn on_vulkan(
+    name: &'static str,
+    env: &'static [(&'static str, &'static str)],
+    nextest: &'static [&'static str],
+    test: &'static [&'static str],
+) -> Suite {
+    Suite::new(name, Action::cargo(nextest).with_env(env))
+        .needs(VULKAN)
+        .without(NEXTEST, Action::cargo(test).with_env(env))
+}
+
+/// What no other suite checks.
+const TOOLKITS: &str =
+    "zero-burn/cuda,zero-burn/rocm,zero-burn/cuda-source,zero-comm/nccl,zero-comm/conformance";
+
+/// All features but those of devices, which build much, and `mpi`, which needs a library of the machine.
 const FEATURES: &str = "zero-comm/conformance,zero-comm/fuzzing,zero-comm/launcher,zero-comm/nccl,\
     zero-checkpoint/cli,zero-checkpoint/fuzzing,zero-checkpoint/object_store,zero-burn/launcher";
 
@@ -86,9 +162,9 @@ pub(crate) const SUITES: &[Suite] = &[
         Action::cargo(&["doc", "--workspace", "--no-deps", "--features", FEATURES])
             .with_env(&[("RUSTDOCFLAGS", "-D warnings")]),
     ),
-    Suite::new("tests", Action::cargo(&["nextest", "run", "--workspace", "--features", FEATURES]))
-        .needs(NEXTEST)
-        .or_else(Action::cargo(&[
+    Suite::new("tests", Action::cargo(&["nextest", "run", "--workspace", "--features", FEATURES])).without(
+        NEXTEST,
+        Action::cargo(&[
             "test",
             "--workspace",
             "--features",
@@ -97,7 +173,8 @@ pub(crate) const SUITES: &[Suite] = &[
             "--bins",
             "--tests",
             "--no-fail-fast",
-        ])),
+        ]),
+    ),
     Suite::new(
         "doctests",
         Action::cargo(&["test", "--workspace", "--features", FEATURES, "--doc", "--no-fail-fast"]),
@@ -172,6 +249,43 @@ pub(crate) const SUITES: &[Suite] = &[
         Action::cargo(&["test", "-p", "gpt", "--test", "pytorch", "--", "--include-ignored"]),
     )
     .needs(PYTORCH),
+    on_vulkan("devices", &[("ZERO_DEVICE", "wgpu")], DEVICE_NEXTEST, DEVICE_TEST),
+    on_vulkan("devices-fusion", &[("ZERO_DEVICE", "wgpu"), ("ZERO_RANKS", "2")], FUSION_NEXTEST, FUSION_TEST),
+    Suite::new(
+        "cuda-source",
+        Action::cargo(&[
+            "test",
+            "-p",
+            "zero-burn",
+            "-p",
+            "gpt",
+            "--features",
+            DEVICE,
+            "--test",
+            "cuda_source",
+        ]),
+    )
+    .needs(NVRTC),
+    // As for documentation, build scripts leave out what needs the toolkits of NVIDIA and AMD, and LLVM.
+    Suite::new(
+        "cuda-check",
+        Action::cargo(&[
+            "clippy",
+            "-p",
+            "zero-burn",
+            "-p",
+            "zero-comm",
+            "-p",
+            "gpt",
+            "--all-targets",
+            "--features",
+            TOOLKITS,
+            "--",
+            "-D",
+            "warnings",
+        ])
+        .with_env(&[("DOCS_RS", "1")]),
+    ),
     Suite::new("main-job", Action::Call("a few steps of the GPT example", main_job::run)).slow(),
     Suite::new(
         "miri",
@@ -241,7 +355,7 @@ mod tests {
 
     use xshell::Shell;
 
-    use super::{MPI_PROBE, SUITES};
+    use super::{MPI_PROBE, NVRTC_PROBE, SUITES, VULKAN_PROBE};
 
     /// Writes a script that prints `text`.
     fn tool(folder: &Path, name: &str, text: &str) {
@@ -283,6 +397,44 @@ mod tests {
             libraries(&empty, cached);
             assert!(probe(""), "{cached}");
         }
+    }
+
+    #[test]
+    fn nvrtc_is_there_only_with_its_headers() {
+        let folder = Shell::new().unwrap().create_temp_dir().unwrap();
+        let probe = |folder: &Path| {
+            let mut command = Command::new("/bin/sh");
+            command.args(["-c", NVRTC_PROBE]).env("ZERO_NVRTC", folder).output().unwrap().status.success()
+        };
+        let folder = folder.path();
+        for file in ["cuda_nvrtc/lib/libnvrtc.so.12", "cuda_runtime/include/cuda_fp16.h"] {
+            assert!(!probe(folder), "without {file}");
+            let path = folder.join(file);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, "").unwrap();
+        }
+        assert!(probe(folder));
+        assert!(!probe(Path::new("")));
+    }
+
+    #[test]
+    fn vulkan_is_there_only_with_its_loader_and_a_driver() {
+        let folder = Shell::new().unwrap().create_temp_dir().unwrap();
+        let folder = folder.path();
+        let probe = |driver: &str| {
+            let path = format!("{}:/usr/bin:/bin", folder.display());
+            let mut command = Command::new("/bin/sh");
+            command.args(["-c", VULKAN_PROBE]).env_clear().env("PATH", path).env("VK_DRIVER_FILES", driver);
+            command.output().unwrap().status.success()
+        };
+        tool(folder, "ls", "");
+        tool(folder, "ldconfig", "libvulkan_lvp.so (libc6,x86-64) => /lib/libvulkan_lvp.so");
+        assert!(!probe("driver.json"));
+        tool(folder, "ldconfig", "libvulkan.so.1 (libc6,x86-64) => /lib/libvulkan.so.1");
+        assert!(probe("driver.json"));
+        assert!(!probe(""));
+        tool(folder, "ls", "lvp_icd.x86_64.json");
+        assert!(probe(""));
     }
 
     #[test]

@@ -6,6 +6,9 @@ use std::time::Duration;
 use clap::builder::PossibleValuesParser;
 use xshell::Shell;
 
+use crate::device::Kind;
+use crate::device_checks;
+use crate::ranks::Ranks;
 use crate::suite::{Report, Suite, Verdict};
 use crate::suites::SUITES;
 use crate::table::{Align, Table};
@@ -19,6 +22,18 @@ pub(crate) struct Options {
     /// Runs this suite only; may be given more than once.
     #[arg(long, value_name = "SUITE", value_parser = names())]
     only: Vec<String>,
+
+    /// Runs what runs on devices of this kind, instead of the suites.
+    #[arg(long, conflicts_with_all = ["fast", "only"])]
+    device: Option<Kind>,
+
+    /// How many ranks: a number, or 1, 2, 4 and so on up to one for each device (four in software).
+    #[arg(long, value_name = "N|all", requires = "device", default_value = "all")]
+    ranks: Ranks,
+
+    /// Fails where something needed is missing, instead of skipping.
+    #[arg(long, requires = "device")]
+    require: bool,
 }
 
 fn names() -> PossibleValuesParser {
@@ -36,16 +51,18 @@ impl Options {
 }
 
 pub(crate) fn run(sh: &Shell, options: &Options) -> anyhow::Result<ExitCode> {
-    let ci = std::env::var("CI").is_ok_and(|value| value == "true");
     // Summaries are recognised in what the test runners write, which must be plain.
     sh.set_var("CARGO_TERM_COLOR", "never");
-
+    if let Some(kind) = options.device {
+        return device_checks::run(sh, kind, options.ranks, options.require);
+    }
+    let ci = std::env::var("CI").is_ok_and(|value| value == "true");
     let suites: Vec<&Suite> = SUITES.iter().filter(|suite| options.wants(suite)).collect();
     let mut reports = Vec::new();
     for (index, suite) in suites.iter().enumerate() {
         println!("\n==> [{}/{}] {}", index + 1, suites.len(), suite.name);
         let report = suite.run(sh, ci);
-        println!("<== {} {} after {} s", report.suite, word(&report.verdict), seconds(report.took));
+        println!("<== {} {} after {} s", report.suite, report.verdict.word(), seconds(report.took));
         reports.push(report);
     }
 
@@ -65,11 +82,13 @@ fn table(reports: &[Report]) -> Table<4> {
         ("why", Align::Left),
     ]);
     for report in reports {
-        let why = match &report.verdict {
-            Verdict::Passed => String::new(),
-            Verdict::Failed(why) | Verdict::Skipped(why) => why.clone(),
-        };
-        table.push([report.suite.to_owned(), word(&report.verdict).to_owned(), seconds(report.took), why]);
+        let verdict = &report.verdict;
+        table.push([
+            report.suite.to_owned(),
+            verdict.word().to_owned(),
+            seconds(report.took),
+            verdict.why().to_owned(),
+        ]);
     }
     table
 }
@@ -80,15 +99,7 @@ fn closing_lines(reports: &[Report]) -> impl Iterator<Item = &String> {
     reports.iter().rev().flat_map(|report| &report.summaries)
 }
 
-fn word(verdict: &Verdict) -> &'static str {
-    match verdict {
-        Verdict::Passed => "passed",
-        Verdict::Failed(_) => "FAILED",
-        Verdict::Skipped(_) => "skipped",
-    }
-}
-
-fn seconds(took: Duration) -> String {
+pub(crate) fn seconds(took: Duration) -> String {
     format!("{:.1}", took.as_secs_f64())
 }
 
@@ -96,12 +107,17 @@ fn seconds(took: Duration) -> String {
 mod tests {
     use std::time::Duration;
 
-    use super::{Options, SUITES, closing_lines, table};
+    use super::{Options, Ranks, SUITES, closing_lines, table};
     use crate::suite::{Report, Verdict};
 
     fn report(suite: &'static str, verdict: Verdict, summaries: &[&str]) -> Report {
         let summaries = summaries.iter().map(|&line| line.to_owned()).collect();
         Report { suite, verdict, took: Duration::from_millis(1250), summaries }
+    }
+
+    fn options(only: &[&str]) -> Options {
+        let only = only.iter().map(|&name| name.to_owned()).collect();
+        Options { fast: false, only, device: None, ranks: Ranks::All, require: false }
     }
 
     #[test]
@@ -141,7 +157,7 @@ miri    skipped      1.2  Miri is not installed
     #[test]
     fn fast_leaves_out_the_main_job_and_nothing_else() {
         let names = |fast| -> Vec<_> {
-            let options = Options { fast, only: Vec::new() };
+            let options = Options { fast, ..options(&[]) };
             SUITES.iter().filter(|suite| options.wants(suite)).map(|suite| suite.name).collect()
         };
         let mut all = names(false);
@@ -152,7 +168,7 @@ miri    skipped      1.2  Miri is not installed
 
     #[test]
     fn only_selects_by_name() {
-        let options = Options { fast: false, only: vec!["lint".into(), "format".into()] };
+        let options = options(&["lint", "format"]);
         let wanted = SUITES.iter().filter(|suite| options.wants(suite)).map(|suite| suite.name);
         assert_eq!(wanted.collect::<Vec<_>>(), ["format", "lint"]);
     }

@@ -1,5 +1,6 @@
 //! The workspace as cargo sees it.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
@@ -20,6 +21,8 @@ pub(crate) struct Package {
     pub(crate) manifest_path: PathBuf,
     pub(crate) dependencies: Vec<Dependency>,
     pub(crate) targets: Vec<Target>,
+    #[serde(default)]
+    pub(crate) features: BTreeMap<String, Vec<String>>,
 }
 
 /// What a member depends on, directly.
@@ -56,6 +59,11 @@ impl Workspace {
 impl Package {
     pub(crate) fn is_library(&self) -> bool {
         self.targets.iter().any(|target| target.kind.iter().any(|kind| kind == "lib" || kind == "proc-macro"))
+    }
+
+    pub(crate) fn has_test(&self, name: &str) -> bool {
+        let mut tests = self.targets.iter().filter(|target| target.kind.iter().any(|kind| kind == "test"));
+        tests.any(|target| target.name == name)
     }
 
     pub(crate) fn benches(&self) -> impl Iterator<Item = &Target> {
