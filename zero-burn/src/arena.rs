@@ -31,7 +31,7 @@ pub(crate) struct Places {
 /// What goes into an arena.
 #[derive(Debug)]
 pub(crate) enum Content {
-    Device(CubeTensor),
+    Device(Box<CubeTensor>),
     Host(HostBuffer),
 }
 
@@ -139,7 +139,8 @@ fn in_place(
     let mut buffer = None;
     let is_placed = pieces.iter().zip(&places.starts).all(|(piece, &start)| match piece {
         Content::Host(_) => false,
-        Content::Device(CubeTensor { handle, dtype: found, .. }) => {
+        Content::Device(tensor) => {
+            let (handle, found) = (&tensor.handle, &tensor.dtype);
             let id = handle.memory.descriptor().id;
             *buffer.get_or_insert(id) == id
                 && *found == tensor_dtype(dtype)
@@ -148,7 +149,8 @@ fn in_place(
         }
     });
     let last = if is_placed { pieces.pop() } else { None };
-    let Some(Content::Device(CubeTensor { mut handle, .. })) = last else { return Err(pieces) };
+    let Some(Content::Device(last)) = last else { return Err(pieces) };
+    let CubeTensor { mut handle, .. } = *last;
     // Handles are what is counted: with one alone, nobody else has another.
     drop(pieces);
     (handle.offset_start, handle.offset_end) = (None, None);
@@ -156,6 +158,6 @@ fn in_place(
     if arena.handle.can_mut() {
         Ok(arena)
     } else {
-        Err(arena.views(places).into_iter().map(Content::Device).collect())
+        Err(arena.views(places).into_iter().map(|view| Content::Device(Box::new(view))).collect())
     }
 }

@@ -66,7 +66,7 @@ pub(crate) fn sum_of_squares(engine: &Engine, gradients: &[Option<Tensor<1>>]) -
     let mut norms = Norms::new(&port.client);
     for gradient in gradients.iter().flatten() {
         let buffer = cube::elements(gradient.clone())?;
-        norms.add(&buffer, &[0..buffer.len()])?;
+        norms.add(&buffer, std::slice::from_ref(&(0..buffer.len())))?;
     }
     Ok(norms.read()?.iter().flatten().map(|norm| norm.sum_of_squares).sum())
 }

@@ -56,10 +56,8 @@ struct Member {
 enum Left {
     /// The shard is the replica, too.
     ShardIsWhole,
-    Rest {
-        whole: Option<Tensor<1>>,
-        shown: Option<Tensor<1>>,
-    },
+    /// The replica, and what others are shown.
+    Rest(Box<[Option<Tensor<1>>; 2]>),
 }
 
 /// The gradients of a bucket on the device, and where in them those of parameters lie.
@@ -139,9 +137,9 @@ impl Step<'_> {
         let Held { shard, whole, shown } = self.engine.holdings.take(member.parameter);
         let left = match whole.filter(|_| member.change.is_none()) {
             Some(whole) if cube::same_extent(whole.clone(), shard.clone()) => Left::ShardIsWhole,
-            whole => Left::Rest { whole, shown },
+            whole => Left::Rest(Box::new([whole, shown])),
         };
-        (Content::Device(cube::buffer(shard)), left)
+        (Content::Device(Box::new(cube::buffer(shard))), left)
     }
 
     /// Moves states out, by state and then by member.
@@ -165,7 +163,10 @@ impl Step<'_> {
         }
         let held = match left {
             Left::ShardIsWhole => Held { whole: Some(shard.clone()), ..Held::new(shard) },
-            Left::Rest { whole, shown } => Held { shard, whole, shown },
+            Left::Rest(rest) => {
+                let [whole, shown] = *rest;
+                Held { shard, whole, shown }
+            }
         };
         self.engine.holdings.put(member.parameter, held);
     }
@@ -187,7 +188,7 @@ impl Step<'_> {
                 let gradient = all[parameter.index()].take();
                 let gradient = gradient.unwrap_or_else(|| Tensor::empty([0], &engine.device));
                 lengths.push(gradient.shape().num_elements());
-                pieces.push(Content::Device(cube::buffer(gradient)));
+                pieces.push(Content::Device(Box::new(cube::buffer(gradient))));
             }
             let places = port.places(lengths.clone());
             let arena = Arena::of(port, &places, accumulate, pieces)?;
@@ -197,7 +198,7 @@ impl Step<'_> {
         }
         let runs = changes.keys().map(|parameter| (*parameter, gradients.places(engine, *parameter)));
         let runs = runs.collect();
-        let tensor = gradients.to_device(engine, bucket)?;
+        let tensor = gradients.take_to_device(engine, bucket)?;
         let len = tensor.shape().num_elements();
         let handle = cube::buffer(tensor).handle;
         Ok(Gradients { buffer: Buffer::new(handle, accumulate, len)?, runs })

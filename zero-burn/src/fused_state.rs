@@ -105,7 +105,8 @@ impl FusedState {
     #[cfg(feature = "cube")]
     pub(crate) fn take(&mut self) -> impl Iterator<Item = Content> + use<> {
         let memory = std::mem::take(&mut self.memory).into_iter().map(Content::Host);
-        memory.chain(std::mem::take(&mut self.device).into_iter().map(Content::Device))
+        memory
+            .chain(std::mem::take(&mut self.device).into_iter().map(|state| Content::Device(Box::new(state))))
     }
 }
 

@@ -166,7 +166,7 @@ impl OwnedGradients {
 
     /// Moves the sums of a bucket that are here to the device.
     #[cfg(feature = "cube")]
-    pub(crate) fn to_device(&mut self, engine: &Engine, bucket: usize) -> Result<Tensor<1>, StoreError> {
+    pub(crate) fn take_to_device(&mut self, engine: &Engine, bucket: usize) -> Result<Tensor<1>, StoreError> {
         let accumulate = engine.config.precision.accumulate;
         let (Self::Replicated(parts) | Self::Parts(parts)) = self else {
             return Ok(Tensor::empty([0], &engine.device));

@@ -346,7 +346,7 @@ fn what_is_held_on_the_device_is_what_was_planned() {
 fn a_run_saved_on_the_device_goes_on_there_and_on_the_cpu() {
     let size = *world_sizes().last().unwrap();
     let folder = TempDir::new().unwrap();
-    let storage: Arc<dyn Storage> = Arc::new(LocalStorage::new(folder.path().to_owned()));
+    let storage: Arc<dyn Storage> = Arc::new(LocalStorage::new(folder.path()));
     // Whether to save after three steps, or to begin with what was saved.
     let run = |device: DeviceOf<'_>, resumes: bool| {
         let mut runs = with_engines_on(device, &config(Stage::Three), size, |comm, zero| {
