@@ -50,9 +50,21 @@ impl std::fmt::Debug for Port {
 }
 
 impl Port {
-    pub(crate) fn new(device: &Device) -> Self {
-        let CubeTensor { client, device, .. } = cube::buffer(Tensor::empty([1], device));
-        Self { client, device }
+    /// Of a device of CubeCL. To find it takes a tensor: the engine does so once.
+    pub(crate) fn of(device: &Device) -> Option<Self> {
+        let tensor = Tensor::empty([1], device);
+        let CubeTensor { client, device, .. } = cube::is_cube(&tensor).then(|| cube::buffer(tensor))?;
+        Some(Self { client, device })
+    }
+
+    /// The number of a CUDA device.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn cuda_index(&self) -> Option<u32> {
+        match self.device {
+            CubeDevice::Cuda(burn_cuda::CudaDevice { index }) => u32::try_from(index).ok(),
+            #[allow(unreachable_patterns, reason = "with other runtimes, there are others")]
+            _ => None,
+        }
     }
 
     /// Places for runs of these lengths. Each begins where a binding may, in any type of at least two bytes.

@@ -4,8 +4,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use burn::tensor::Device;
-#[cfg(feature = "cube")]
-use burn::tensor::Tensor;
 use zero_comm::{Communicator, WorkQueue};
 #[cfg(feature = "cube")]
 use zero_core::Tier;
@@ -16,10 +14,9 @@ use zero_offload::{HostPool, PoolOptions, Workers};
 
 use crate::ZeroError;
 #[cfg(feature = "cube")]
-use crate::cube;
+use crate::arena::Port;
 use crate::disk::{Disk, Traffic};
 use crate::held::Held;
-use crate::host;
 use crate::ladder::Ladder;
 use crate::machine;
 use crate::masters::Masters;
@@ -35,9 +32,9 @@ pub(crate) struct Base {
     pub(crate) comm: Arc<dyn Communicator>,
     /// Where layers compute, without autodiff.
     pub(crate) device: Device,
-    /// Whether that is one of CubeCL.
+    /// The way to it, if it is one of CubeCL.
     #[cfg(feature = "cube")]
-    pub(crate) is_cube: bool,
+    pub(crate) port: Option<Port>,
     /// Where shards are: on the device or, if they are updated on the host, there.
     pub(crate) home: Device,
     /// Reduces gradients beside compute.
@@ -83,17 +80,6 @@ pub(crate) struct Base {
     pub(crate) optimizer_bytes: AtomicU64,
 }
 
-/// Where the shards of an engine on `device` are.
-fn home(config: &ZeroConfig, device: &Device) -> Device {
-    #[cfg(all(feature = "cube", feature = "flex"))]
-    if cube::is_cube(&Tensor::empty([0], device)) && updates_on_host(&config.offload) {
-        return Device::flex();
-    }
-    #[cfg(not(all(feature = "cube", feature = "flex")))]
-    let _ = config;
-    device.clone()
-}
-
 /// Whether optimizers run on host memory even if layers compute on a device with memory of its own.
 #[cfg(feature = "cube")]
 pub(crate) fn updates_on_host(offload: &Offload) -> bool {
@@ -107,7 +93,22 @@ impl Base {
         comm: Arc<dyn Communicator>,
         device: Device,
     ) -> Self {
-        let pool = || host::pool(&device, PoolOptions::default());
+        #[cfg(feature = "cube")]
+        let port = Port::of(&device);
+        // What goes to and comes from devices of CUDA is page-locked.
+        let pool = || {
+            #[cfg(feature = "cuda")]
+            if let Some(index) = port.as_ref().and_then(Port::cuda_index) {
+                return HostPool::page_locked(PoolOptions::default(), index);
+            }
+            HostPool::default()
+        };
+        let home = device.clone();
+        #[cfg(all(feature = "cube", feature = "flex"))]
+        let home = match &port {
+            Some(_) if updates_on_host(&config.offload) => Device::flex(),
+            _ => home,
+        };
         let unkept = PoolOptions { retain: Bytes::ZERO };
         Self {
             gathered: pool(),
@@ -117,12 +118,12 @@ impl Base {
             copies: pool(),
             states: HostPool::new(unkept),
             exports: HostPool::new(unkept),
-            home: home(&config, &device),
+            home,
             scale: Mutex::new(LossScale::new(config.loss_scaling())),
             config,
             comm,
             #[cfg(feature = "cube")]
-            is_cube: cube::is_cube(&Tensor::empty([0], &device)),
+            port,
             device,
             reductions,
             reads,
@@ -147,7 +148,7 @@ impl Base {
     /// Whether shards are in memory that the host does not read.
     pub(crate) fn has_shards_on_device(&self) -> bool {
         #[cfg(feature = "cube")]
-        return self.is_cube && self.home == self.device;
+        return self.port.is_some() && self.home == self.device;
         #[cfg(not(feature = "cube"))]
         false
     }

@@ -3,11 +3,7 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
-#[cfg(feature = "cuda")]
-use burn::tensor::Device;
 use burn::tensor::Tensor;
-#[cfg(feature = "cuda")]
-use burn_cubecl::CubeDevice;
 use burn_cubecl::tensor::CubeTensor;
 use burn_cubecl::{Cube, kernel};
 use zero_core::DType;
@@ -32,17 +28,6 @@ pub(crate) fn buffer(tensor: Tensor<1>) -> CubeTensor {
 /// A buffer as a tensor.
 pub(crate) fn tensor(buffer: CubeTensor) -> Tensor<1> {
     Tensor::from_primitive::<Cube>(register(buffer))
-}
-
-/// The number of a CUDA device.
-#[cfg(feature = "cuda")]
-pub(crate) fn cuda_index(device: &Device) -> Option<u32> {
-    let primitive = Tensor::<1>::empty([0], device).try_into_primitive::<Cube>().ok()?;
-    match resolve(primitive).device {
-        CubeDevice::Cuda(burn_cuda::CudaDevice { index }) => u32::try_from(index).ok(),
-        #[allow(unreachable_patterns, reason = "with other runtimes, there are others")]
-        _ => None,
-    }
 }
 
 /// Whether the tensor is on a CubeCL device.

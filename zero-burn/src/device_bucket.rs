@@ -5,7 +5,6 @@ use zero_core::{Bucket, DType, ParameterIndex};
 
 use crate::arena::Port;
 use crate::cube;
-use crate::engine::Engine;
 use crate::floats::Write;
 use crate::kernels::{Buffer, KernelError, MoveRow, Norms, Onto, move_rows};
 
@@ -19,8 +18,7 @@ pub(crate) struct DeviceBucket {
 
 impl DeviceBucket {
     /// An empty one for elements of type `wire`; its content is unspecified.
-    pub(crate) fn new(engine: &Engine, bucket: &Bucket, wire: DType) -> Result<Self, KernelError> {
-        let port = Port::new(&engine.device);
+    pub(crate) fn new(port: Port, bucket: &Bucket, wire: DType) -> Result<Self, KernelError> {
         let handle = port.client.empty(bucket.numel() * wire.size());
         Ok(Self { buffer: Buffer::new(handle, wire, bucket.numel())?, port })
     }
@@ -61,8 +59,7 @@ impl DeviceBucket {
 }
 
 /// The sum of squares of gradients that are whole and on the device, in one pass and one read.
-pub(crate) fn sum_of_squares(engine: &Engine, gradients: &[Option<Tensor<1>>]) -> Result<f64, KernelError> {
-    let port = Port::new(&engine.device);
+pub(crate) fn sum_of_squares(port: &Port, gradients: &[Option<Tensor<1>>]) -> Result<f64, KernelError> {
     let mut norms = Norms::new(&port.client);
     for gradient in gradients.iter().flatten() {
         let buffer = cube::elements(gradient.clone())?;

@@ -18,7 +18,7 @@ use crate::owned::OwnedGradients;
 use crate::rule::{Finished, Job, ShardUpdate};
 
 /// Updates all shards, with a launch for each bucket of them.
-pub(crate) fn update(job: Job<Fused>) -> Finished<Fused> {
+pub(crate) fn update(job: Job<Fused>, port: Port) -> Finished<Fused> {
     let Job { engine, optimizers, updates, mut gradients, factor, mut states } = job;
     let updating = Some(engine.phase.begin_update());
     let mut by_bucket: BTreeMap<usize, HashMap<ParameterIndex, Change>> = BTreeMap::new();
@@ -28,7 +28,6 @@ pub(crate) fn update(job: Job<Fused>) -> Finished<Fused> {
         let update = Update { lr, step, gradient_factor: factor };
         by_bucket.entry(bucket).or_default().insert(parameter, Change { optimizer, update });
     }
-    let port = Port::new(&engine.device);
     let mut step =
         Step { engine: &engine, port, gradients: &mut gradients, states: &mut states, updated: Vec::new() };
     let outcome = by_bucket.into_iter().try_for_each(|(bucket, changes)| step.bucket(bucket, changes));

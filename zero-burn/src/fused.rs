@@ -103,8 +103,8 @@ impl Rule for Fused {
 
     fn prepare(job: Job<Self>, is_beside: bool) -> Self::Prepared {
         #[cfg(feature = "cube")]
-        if job.engine.updates_on_device() {
-            return Self::Prepared::Done(Box::new(device_update::update(job)));
+        if let Some(port) = job.engine.updating_port().cloned() {
+            return Self::Prepared::Done(Box::new(device_update::update(job, port)));
         }
         if !is_beside {
             return Self::Prepared::Here(Box::new(FusedUpdate::prepare(job, false)));

@@ -159,12 +159,12 @@ impl GradientStore {
         let is_filled = std::mem::replace(&mut self.filled[parameter.index()], true);
         let how = if is_filled { Write::Add } else { Write::Put };
         #[cfg(feature = "cube")]
-        if engine.is_cube {
+        if let Some(port) = &engine.port {
             let on_device = &mut self.buckets[index].on_device;
             let write = || {
                 let on_device = match on_device {
                     Some(on_device) => on_device,
-                    None => on_device.insert(DeviceBucket::new(engine, bucket, wire)?),
+                    None => on_device.insert(DeviceBucket::new(port.clone(), bucket, wire)?),
                 };
                 on_device.write(bucket, parameter, gradient, how, factor)
             };

@@ -10,7 +10,7 @@ use burn::tensor::{Bytes as TensorBytes, DType as TensorDType, Device, Tensor, T
 use burn_std::{AccessError, AccessPolicy, AllocationController, AllocationProperty};
 use zero_comm::Region;
 use zero_core::DType;
-use zero_offload::{HostBuffer, HostPool, PoolOptions};
+use zero_offload::HostBuffer;
 
 #[cfg(feature = "cube")]
 use crate::cube;
@@ -134,17 +134,6 @@ pub(crate) fn is_supported(tensor: &Tensor<1>) -> bool {
 /// The tensor on `device`: itself, if it is there.
 pub(crate) fn on(device: &Device, tensor: Tensor<1>) -> Tensor<1> {
     if tensor.device() == *device { tensor } else { tensor.to_device(device) }
-}
-
-/// Host memory for what goes to and comes from `device`: page-locked for those of CUDA.
-pub(crate) fn pool(device: &Device, options: PoolOptions) -> HostPool {
-    #[cfg(feature = "cuda")]
-    if let Some(index) = cube::cuda_index(device) {
-        return HostPool::page_locked(options, index);
-    }
-    #[cfg(not(feature = "cuda"))]
-    let _ = device;
-    HostPool::new(options)
 }
 
 /// The type of a tensor's elements, if memory of it is read as it is.

@@ -34,7 +34,7 @@ pub(crate) fn place(base: &Base, layout: &Layout) -> Result<Option<PlacementPlan
         return Ok(None);
     }
     #[cfg(feature = "cube")]
-    if base.is_cube {
+    if base.port.is_some() {
         return Err(ZeroError::AutoTier { device: format!("{:?}", base.device) });
     }
     let setup = MemorySetup::new(&base.config, OptimizerCost::ADAMW);

@@ -8,22 +8,24 @@ use zero_core::ParameterIndex;
 
 use crate::ZeroError;
 #[cfg(feature = "cube")]
+use crate::arena::Port;
+#[cfg(feature = "cube")]
 use crate::base::updates_on_host;
 use crate::engine::Engine;
 #[cfg(feature = "cube")]
 use crate::kernels::KernelError;
 
 impl Engine {
-    /// Whether fused optimizers run on the device: one of CubeCL, where nothing has states anywhere else.
+    /// The way to the device where fused optimizers run on it: one of CubeCL, with nothing that has states anywhere else.
     #[cfg(feature = "cube")]
-    pub(crate) fn updates_on_device(&self) -> bool {
-        self.is_cube && !updates_on_host(self.offload())
+    pub(crate) fn updating_port(&self) -> Option<&Port> {
+        self.port.as_ref().filter(|_| !updates_on_host(self.offload()))
     }
 
     /// Whether tensors are on a device that works by itself, and may fail by itself.
     pub(crate) fn has_device(&self) -> bool {
         #[cfg(feature = "cube")]
-        return self.is_cube;
+        return self.port.is_some();
         #[cfg(not(feature = "cube"))]
         false
     }

@@ -59,8 +59,8 @@ impl OwnedGradients {
     /// What the disk cannot give is an error of this rank alone, beside one between ranks.
     pub(crate) fn sum_of_squares(&self, engine: &Engine) -> Result<Result<f64, StoreError>, CommError> {
         #[cfg(feature = "cube")]
-        if let (Self::Whole(gradients), true) = (self, engine.is_cube) {
-            match device_bucket::sum_of_squares(engine, gradients) {
+        if let (Self::Whole(gradients), Some(port)) = (self, &engine.port) {
+            match device_bucket::sum_of_squares(port, gradients) {
                 Ok(sum) => return Ok(Ok(sum)),
                 Err(error) => engine.phase.note(error.into()),
             }

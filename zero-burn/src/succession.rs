@@ -53,7 +53,7 @@ pub(crate) fn set_trainable<M: Module>(
     let engine = Engine::new(Arc::clone(old.base()), layout, old.ids.clone(), Some(old));
     let engine = Arc::new(old.together(engine)?);
     #[cfg(feature = "cube")]
-    if engine.updates_on_device() {
+    if engine.updating_port().is_some() {
         // They would keep the memory of all that go on to be updated.
         let _updating = engine.phase.begin_update();
         let parameters =
