@@ -113,11 +113,12 @@ const fn device_tests(runner: [&'static str; 3], features: &'static str) -> [&'s
 const FUSION_NEXTEST: &[&str] = &fusion_tests(["nextest", "run", "--no-fail-fast"]);
 const FUSION_TEST: &[&str] = &fusion_tests(["test", "--quiet", "--no-fail-fast"]);
 
-/// With states on the device and on the host; more of them take long in software, where `autotune` measures every kernel.
-const fn fusion_tests(runner: [&'static str; 3]) -> [&'static str; 12] {
+/// With states on the device and on the host, and with blocks that are run again; more of them take long in software, where
+/// `autotune` measures every kernel.
+const fn fusion_tests(runner: [&'static str; 3]) -> [&'static str; 13] {
     let [a, b, c] = runner;
-    let (first, second) = ("a_run_saved", "a_delayed");
-    [a, b, c, "-p", "zero-burn", "--features", DEVICE_FUSION, "--test", "devices", "--", first, second]
+    let (first, second, third) = ("a_run_saved", "a_delayed", "blocks_that");
+    [a, b, c, "-p", "zero-burn", "--features", DEVICE_FUSION, "--test", "devices", "--", first, second, third]
 }
 
 /// What runs on devices, on those that Vulkan has.

@@ -155,6 +155,11 @@ fn buffers<M: Module>(module: &M) -> HashSet<ParamId> {
     buffers.0
 }
 
+/// Whether a layer has running state.
+pub(crate) fn has_running_state<M: Module>(module: &M) -> bool {
+    !buffers(module).is_empty()
+}
+
 /// Initialised float values that do not require a gradient. Running state is always initialised.
 #[derive(Default)]
 struct Ungraded(HashSet<ParamId>);

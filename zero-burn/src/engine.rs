@@ -317,11 +317,18 @@ impl Engine {
             self.phase.note(ZeroError::StrayGradient { name: name() });
         } else if !self.parameter(index).trainable() {
             self.phase.note(ZeroError::Unfrozen { name: name() });
-        } else if version != self.version() {
-            self.phase.note(ZeroError::StaleLoss { name: name() });
-        } else {
+        } else if self.expect_version(index, version) {
             lock(&self.gradients).receive(self, index, gradient);
         }
+    }
+
+    /// Whether parameters are still those of `version`; else notes that a loss was computed with others.
+    pub(crate) fn expect_version(&self, index: ParameterIndex, version: u64) -> bool {
+        let fits = version == self.version();
+        if !fits {
+            self.phase.note(ZeroError::StaleLoss { name: self.parameter(index).name().to_owned() });
+        }
+        fits
     }
 
     /// Runs `backward` on the tape and settles its gradients with the other ranks, whatever happens in it.

@@ -30,6 +30,7 @@ use crate::ZeroError;
 use crate::base::Base;
 use crate::engine::Engine;
 use crate::uses::Use;
+use crate::watch;
 
 /// One parameter of one engine: all that the operation needs to know.
 #[derive(Clone)]
@@ -91,7 +92,7 @@ struct OnTape {
 
 /// An engine that may be gone.
 #[derive(Clone)]
-struct WeakSource {
+pub(crate) struct WeakSource {
     engine: Weak<Engine>,
     base: Weak<Base>,
     parameter: ParameterIndex,
@@ -104,7 +105,15 @@ impl std::fmt::Debug for WeakSource {
 }
 
 impl WeakSource {
-    fn upgrade(&self) -> Option<Source> {
+    pub(crate) fn new(source: &Source) -> Self {
+        Self {
+            engine: Arc::downgrade(&source.engine),
+            base: Arc::downgrade(source.engine.base()),
+            parameter: source.parameter,
+        }
+    }
+
+    pub(crate) fn upgrade(&self) -> Option<Source> {
         if let Some(engine) = self.engine.upgrade() {
             return Some(Source { engine, parameter: self.parameter });
         }
@@ -161,11 +170,11 @@ where
     DispatchTensor: DispatchKindConversion<B>,
 {
     fn gather(stand_in: FloatTensor<Self>, source: Source) -> FloatTensor<Self> {
-        let weak = WeakSource {
-            engine: Arc::downgrade(&source.engine),
-            base: Arc::downgrade(source.engine.base()),
-            parameter: source.parameter,
-        };
+        if !stand_in.is_tracked() {
+            watch::see(&source);
+            return Self::from_inner(B::gather(stand_in.into_primitive(), source));
+        }
+        let weak = WeakSource::new(&source);
         let again =
             GatherAgain::<B> { stand_in: stand_in.node().id(), source: weak.clone(), backend: PhantomData };
         let (uses, version) = (source.engine.uses.clone(), source.engine.version());

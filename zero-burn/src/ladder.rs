@@ -7,6 +7,7 @@
 //! that of everything computed before.
 
 use std::any::Any;
+use std::cell::Cell;
 use std::sync::Mutex;
 
 use crate::engine::lock;
@@ -17,6 +18,26 @@ const STRIDE: usize = 64;
 
 /// The most rungs. A pass with more gathers than that has the rest on the last one.
 const RUNGS: usize = 1 << 13;
+
+thread_local! {
+    /// How far a pass within a backward of this thread has climbed, if there is one.
+    static INNER: Cell<Option<usize>> = const { Cell::new(None) };
+}
+
+/// Runs a forward and its backward within a backward: its gathers begin at the lowest rung.
+pub(crate) fn inner_pass<T>(pass: impl FnOnce() -> T) -> T {
+    /// Goes back to where the pass around this one is, after a panic, too.
+    struct Outer(Option<usize>);
+
+    impl Drop for Outer {
+        fn drop(&mut self) {
+            INNER.set(self.0);
+        }
+    }
+
+    let _outer = Outer(INNER.replace(Some(0)));
+    pass()
+}
 
 /// The rungs made so far, and how far the pass has climbed.
 #[derive(Debug, Default)]
@@ -29,6 +50,20 @@ struct State {
     next: usize,
 }
 
+impl State {
+    /// The number of the next rung.
+    fn take(&mut self) -> usize {
+        let inner = INNER.get();
+        let taken = inner.unwrap_or(self.next);
+        let next = (taken + 1).min(RUNGS - 1);
+        match inner {
+            Some(_) => INNER.set(Some(next)),
+            None => self.next = next,
+        }
+        taken
+    }
+}
+
 impl Ladder {
     /// The rung for the next gather. `begin` gives a tensor of no depth, `deepen` one that is one step deeper.
     pub(crate) fn climb<T: Clone + Send + 'static>(
@@ -38,8 +73,7 @@ impl Ladder {
     ) -> T {
         let (wanted, mut at, mut rung) = {
             let mut state = lock(&self.0);
-            let wanted = state.next;
-            state.next = (wanted + 1).min(RUNGS - 1);
+            let wanted = state.take();
             let at = wanted.min(state.rungs.len().saturating_sub(1));
             let rung = state.rungs.get(at).and_then(|rung| rung.downcast_ref::<T>()).cloned();
             (wanted, at, rung.unwrap_or_else(&begin))
@@ -54,6 +88,11 @@ impl Ladder {
             state.rungs.push(Box::new(rung.clone()));
         }
         rung
+    }
+
+    /// Leaves a rung out: what comes next is deeper than a block that is on the tape as one operation.
+    pub(crate) fn pass_by(&self) {
+        lock(&self.0).take();
     }
 
     /// A pass is over.
@@ -74,6 +113,13 @@ mod tests {
             assert_eq!(depths, (0..100).map(|rung| rung * STRIDE).collect::<Vec<_>>());
             ladder.step_down();
         }
+        let climb = || ladder.climb(|| 0, |depth: usize| depth + 1);
+        assert_eq!(climb(), 0);
+        ladder.pass_by();
+        assert_eq!(climb(), 2 * STRIDE);
+        assert_eq!(inner_pass(|| [climb(), climb()]), [0, STRIDE]);
+        assert_eq!(climb(), 3 * STRIDE);
+        ladder.step_down();
         let last = (0..RUNGS + 10).map(|_| ladder.climb(|| 0, |depth: usize| depth + 1)).last();
         assert_eq!(last, Some((RUNGS - 1) * STRIDE));
     }

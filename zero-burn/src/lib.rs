@@ -33,6 +33,8 @@
 //! - `shard`, `census`, `materialize`: from a module to its shards, and initial values.
 //! - `stand_in`, `gather`, `uses`, `ladder`: what a sharded module stores, the custom operation between a shard and its
 //!   whole parameter, how often it stands on a tape, and when its backward runs.
+//! - `recompute`, `block_input`, `block_operation`, `watch`: blocks that backward runs again, the custom operation that does it, and
+//!   what forward tells it.
 //! - `slot`, `base`, `phase`, `succession`, `agreement`: the engine in charge, what it has whatever its layout, and how
 //!   another one takes over, once the ranks agree.
 //! - `engine`, `publication`, `export`: one rank's state of one model, how others see what became of it, and whole masters; `held`, `windows`,
@@ -71,6 +73,8 @@ mod agreement;
 #[cfg(feature = "cube")]
 mod arena;
 mod base;
+mod block_input;
+mod block_operation;
 mod census;
 mod checkpoints;
 mod contents;
@@ -113,6 +117,7 @@ mod publication;
 mod queues;
 mod ranks;
 mod rates;
+mod recompute;
 mod record;
 mod reduction;
 mod report;
@@ -130,10 +135,12 @@ mod statistics;
 mod stored;
 mod succession;
 mod uses;
+mod watch;
 mod whole;
 mod windows;
 mod zero;
 
+pub use block_input::BlockInput;
 pub use checkpoints::{Checkpoints, Loaded, Notes};
 pub use devices::DeviceKind;
 pub use error::{NotFinite, ZeroError};
@@ -141,6 +148,7 @@ pub use fused::Fused;
 pub use group::GroupRate;
 pub use materialize::materialize;
 pub use optimizer::{StepOutcome, ZeroOptimizer};
+pub use recompute::{recompute, recompute_seeded};
 pub use record::write_record;
 pub use report::MemoryReport;
 pub use rule::ShardOptimizer;

@@ -380,6 +380,32 @@ fn a_run_saved_on_the_device_goes_on_there_and_on_the_cpu() {
 }
 
 #[test]
+fn blocks_that_are_run_again_give_the_same_training() {
+    for (size, stage) in
+        world_sizes().into_iter().flat_map(|size| [Stage::One, Stage::Three].map(|stage| (size, stage)))
+    {
+        let run = |again| {
+            let mut runs = with_engines_on(&device, &config(stage), size, |comm, zero| {
+                let mut model =
+                    zero.shard(|device| GPT.init(device).map(&mut Known).with_recompute(again))?;
+                let mut optimizer = zero.optimizer(adamw())?;
+                let mut run = Run::new();
+                for step in 0..3 {
+                    let row = step * size + comm.rank().index();
+                    let rows = || tokens(row..row + 1, zero.device());
+                    zero.backward(model.loss(rows(), rows()))?;
+                    run.record(&optimizer.step(LR, &mut model)?);
+                }
+                run.weights = weights(&zero.unshard(&model)?);
+                Ok(run)
+            });
+            runs.swap_remove(0)
+        };
+        run(true).assert_close(&run(false), 1e-6, &format!("{stage}, {size} ranks"));
+    }
+}
+
+#[test]
 fn parameters_may_be_frozen_for_a_while() {
     for (size, stage) in world_sizes().into_iter().flat_map(|size| Stage::ALL.map(|stage| (size, stage))) {
         let run = |device: DeviceOf<'_>| {

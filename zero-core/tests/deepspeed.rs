@@ -504,7 +504,7 @@ fn all_refused_keys_are_listed() {
     let mut lines: Vec<_> = lines.map(str::trim_start).collect();
     lines.sort_unstable();
     for (line, expected) in lines.iter().zip([
-        "`activation_checkpointing.partition_activations` = true: activations",
+        "`activation_checkpointing.partition_activations` = true: what a block computes again",
         "`compression_training.weight_quantization.shared_parameters.enabled` = true: models",
         "`fp16` = true: write an object",
         "`optimizer.type` = \"OneBitAdam\": must be one of \"Adam\", \"AdamW\"",

@@ -48,6 +48,9 @@ pub struct Flags {
     /// Backwards per step; each takes an equal part of a rank's rows.
     #[arg(long, value_name = "N")]
     pub(crate) accumulation: Option<usize>,
+    /// Keeps no activations of blocks from forward to backward, which computes them again: less memory, a third more work.
+    #[arg(long)]
+    pub(crate) recompute: bool,
     /// The highest learning rate.
     #[arg(long, value_name = "RATE")]
     pub(crate) lr: Option<f64>,

@@ -1,12 +1,13 @@
 //! A GPT over bytes: pre-norm blocks, learned positions, erf GELU, biases everywhere but in the head.
 //!
-//! Plain Burn. Nothing here knows that the parameters may be sharded.
+//! Plain Burn but for [`recompute`]. Nothing here knows that the parameters may be sharded.
 
 use burn::module::Module;
 use burn::nn::{Embedding, EmbeddingConfig, Initializer, LayerNorm, LayerNormConfig, Linear, LinearConfig};
 use burn::tensor::activation::{gelu, log_softmax, softmax};
 use burn::tensor::{Bool, Device, FloatDType, Int, Tensor};
 use serde::{Deserialize, Serialize};
+use zero_burn::recompute;
 
 /// The shape of a [`Gpt`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -66,6 +67,7 @@ impl GptConfig {
                 .collect(),
             lnf: norm(),
             head: (!self.tied).then(|| linear(self.dim, self.vocab).with_bias(false).init(device)),
+            recompute: false,
         }
     }
 }
@@ -83,6 +85,7 @@ pub struct Gpt {
     pub lnf: LayerNorm,
     /// From the residual stream to logits; the transposed token table where absent.
     pub head: Option<Linear>,
+    recompute: bool,
 }
 
 /// One block: attention, then a feed-forward of four times the width.
@@ -104,6 +107,12 @@ pub struct Block {
 }
 
 impl Gpt {
+    /// The same model, whose activations in blocks are kept from forward to backward, or computed again in backward.
+    #[must_use]
+    pub fn with_recompute(self, recompute: bool) -> Self {
+        Self { recompute, ..self }
+    }
+
     /// Logits `[batch * sequence, vocab]` for tokens `[batch, sequence]`.
     ///
     /// # Panics
@@ -117,7 +126,7 @@ impl Gpt {
         let positions = self.wpe.weight.val().slice(0..sequence).unsqueeze::<3>();
         let mut x = tokens.reshape([batch, sequence, dim]) + positions;
         for block in &self.blocks {
-            x = block.forward(x);
+            x = if self.recompute { recompute(block, x, Block::forward) } else { block.forward(x) };
         }
         let x = self.lnf.forward(x).reshape([batch * sequence, dim]);
         match &self.head {

@@ -39,7 +39,7 @@ impl Plain {
         };
         let optimizer = adamw(numbers)?.init();
         let device = device.autodiff();
-        let model = materialize(&device, settings.zero.seed, |device| settings.model.init(device));
+        let model = materialize(&device, settings.zero.seed, |device| settings.build(device));
         Ok(Self { settings: settings.clone(), device, model, optimizer })
     }
 }

@@ -5,6 +5,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, anyhow, ensure};
+use burn::tensor::Device;
 use serde::{Deserialize, Serialize};
 use zero_burn::{
     DType, DeepSpeedAdam, DeepSpeedOptimizer, DeviceKind, LossScaling, Offload, Stage, WorldSize, ZeroConfig,
@@ -13,7 +14,7 @@ use zero_burn::{
 use crate::deepspeed::DeepSpeedFile;
 use crate::flags::{Flags, Kind};
 use crate::learner::{BETAS, EPSILON};
-use crate::model::GptConfig;
+use crate::model::{Gpt, GptConfig};
 use crate::rates::Rates;
 use crate::saving::{CheckpointSettings, Resume};
 use crate::train_config::TrainConfig;
@@ -132,6 +133,10 @@ impl Settings {
             settings.train.accumulation = accumulation;
             settings.note("train.accumulation", format!("--accumulation {accumulation}"));
         }
+        if flags.recompute {
+            settings.train.recompute = true;
+            settings.note("train.recompute", String::from("--recompute"));
+        }
         if let Some(lr) = flags.lr {
             settings.train.lr = lr;
             settings.note("train.lr", format!("--lr {lr}"));
@@ -148,6 +153,11 @@ impl Settings {
         settings.optimizer = adamw(&settings.train);
         settings.validate()?;
         Ok(settings)
+    }
+
+    /// The model on `device`.
+    pub fn build(&self, device: &Device) -> Gpt {
+        self.model.init(device).with_recompute(self.train.recompute)
     }
 
     /// The number of ranks.

@@ -37,7 +37,7 @@ impl Sharded {
     /// When the configuration cannot work or another rank fails.
     pub fn new(settings: &Settings, comm: &Arc<dyn Communicator>, device: Device) -> Result<Self> {
         let zero = Zero::new(settings.zero.clone(), comm, device)?;
-        let model = zero.shard(|device| settings.model.init(device))?;
+        let model = zero.shard(|device| settings.build(device))?;
         let optimizer = zero.optimizer(update::fused(&settings.optimizer)?)?;
         zero.set_tracing(settings.trace.is_some())?;
         Ok(Self { settings: settings.clone(), zero, model, optimizer, saving: None })

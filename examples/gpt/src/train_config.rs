@@ -14,6 +14,8 @@ pub struct TrainConfig {
     pub batch: usize,
     /// Backwards per step; each takes an equal part of a rank's rows.
     pub accumulation: usize,
+    /// Whether backward computes the activations of each block again, instead of keeping them.
+    pub recompute: bool,
     /// The highest learning rate, reached after `warmup` steps and then lowered along a cosine.
     pub lr: f64,
     /// Steps of linear warm-up.
@@ -33,6 +35,7 @@ impl Default for TrainConfig {
             steps: 120,
             batch: 8,
             accumulation: 1,
+            recompute: false,
             lr: 1e-3,
             warmup: 20,
             weight_decay: 0.1,

@@ -7,6 +7,7 @@ mod common;
 use std::process::Command;
 
 use common::folder;
+use serde_json::Value;
 
 /// The most memory that a run of the main job held at once, in bytes.
 #[expect(clippy::zombie_processes, reason = "`wait4` waits for it")]
@@ -22,6 +23,10 @@ fn peak(folder: &tempfile::TempDir, flags: &[&str]) -> u64 {
     // SAFETY: it was zeroed, and written by the call.
     let usage = unsafe { usage.assume_init() };
     usage.ru_maxrss as u64 * 1024
+}
+
+fn json(line: &str) -> Value {
+    serde_json::from_str(line).unwrap()
 }
 
 /// Parameters of the model.
@@ -51,6 +56,25 @@ fn peak_on_disk(precision: &str, kinds: &[&str]) -> u64 {
 fn check(peak: u64, in_memory: u64) {
     let expected = in_memory * PARAMETERS + BUDGET + CONSTANT;
     assert!(peak <= expected, "{peak} bytes, at most {expected}");
+}
+
+#[test]
+fn activations_that_are_computed_again_take_memory_for_one_block() {
+    let folder = folder();
+    let model = "[model]\ncontext = 384\ndim = 64\nheads = 4\nlayers = 12\n";
+    let train = "[train]\nranks = 1\nsteps = 2\nbatch = 1\nheld_out_rows = 1\nsample = 1\n";
+    std::fs::write(folder.path().join("large.toml"), format!("{model}{train}")).unwrap();
+    let [kept, again] = [&["--metrics", "kept"][..], &["--metrics", "again", "--recompute"]]
+        .map(|flags| peak(&folder, flags));
+    // Of a block in backward two things of so many scores at least, and of twelve blocks one.
+    let scores = 4 * 384 * 384 * 4;
+    assert!(kept > again + 10 * scores, "{kept} and {again} bytes");
+    let metrics = |name: &str| {
+        let lines = std::fs::read_to_string(folder.path().join(name)).unwrap();
+        let of = |line: &str| ["loss", "grad_norm"].map(|key| json(line)[key].as_f64().unwrap());
+        lines.lines().map(of).collect::<Vec<_>>()
+    };
+    assert_eq!(metrics("kept"), metrics("again"));
 }
 
 #[test]

@@ -2,8 +2,9 @@
 
 use crate::deepspeed::key::Key;
 
-const NO_RECOMPUTATION: &str = "activations are left to the backend; write false";
-const LEFT_TO_BACKEND: &str = "activations are left to the backend";
+const NO_RECOMPUTATION: &str =
+    "what a block computes again takes the backend's memory (`zero_burn::recompute`); write false";
+const LEFT_TO_MODEL: &str = "which blocks are computed again is up to the model (`zero_burn::recompute`)";
 const NO_ELASTICITY: &str = "the number of ranks is fixed; write false, and the batch sizes";
 const FIXED_RANKS: &str = "the number of ranks is fixed";
 const NO_CHECKPOINTS: &str = "DeepSpeed's checkpoints are neither read nor written";
@@ -22,11 +23,11 @@ const NO_TENSOR_PARALLELISM: &str = "there is no tensor parallelism; write 0 or 
 
 pub(super) static KEYS: &[Key] = &[
     Key::not_true("activation_checkpointing.partition_activations", NO_RECOMPUTATION),
-    Key::ignored("activation_checkpointing.number_checkpoints", "null", LEFT_TO_BACKEND),
+    Key::ignored("activation_checkpointing.number_checkpoints", "null", LEFT_TO_MODEL),
     Key::not_true("activation_checkpointing.contiguous_memory_optimization", NO_RECOMPUTATION),
     Key::not_true("activation_checkpointing.cpu_checkpointing", NO_RECOMPUTATION),
-    Key::ignored("activation_checkpointing.synchronize_checkpoint_boundary", "false", LEFT_TO_BACKEND),
-    Key::ignored("activation_checkpointing.profile", "false", LEFT_TO_BACKEND),
+    Key::ignored("activation_checkpointing.synchronize_checkpoint_boundary", "false", LEFT_TO_MODEL),
+    Key::ignored("activation_checkpointing.profile", "false", LEFT_TO_MODEL),
     Key::ignored("checkpoint.tag_validation", "\"Warn\"", NO_CHECKPOINTS),
     Key::not_true("checkpoint.load_universal", "DeepSpeed's checkpoints are not read; write false"),
     Key::not_true(
