@@ -67,6 +67,24 @@ impl Port {
         }
     }
 
+    /// Room for elements, whose values are unspecified.
+    pub(crate) fn room(&self, len: usize, dtype: DType) -> Result<Buffer, KernelError> {
+        // No device has memory of no bytes.
+        Buffer::new(self.client.empty(len.max(1) * dtype.size()), dtype, len)
+    }
+
+    /// A buffer as a flat tensor.
+    pub(crate) fn tensor_of(&self, buffer: &Buffer) -> CubeTensor {
+        let (dtype, len) = (buffer.dtype(), buffer.len());
+        let (client, device, mut handle) =
+            (self.client.clone(), self.device.clone(), buffer.handle().clone());
+        let spare = handle.size_in_used() - (len * dtype.size()) as u64;
+        if len > 0 {
+            handle = handle.offset_end(spare);
+        }
+        CubeTensor::new_contiguous(client, device, [len].into(), handle, tensor_dtype(dtype))
+    }
+
     /// Places for runs of these lengths. Each begins where a binding may, in any type of at least two bytes.
     pub(crate) fn places(&self, lengths: Vec<usize>) -> Places {
         let alignment = (self.client.properties().memory.alignment as usize / 2).max(1);
@@ -138,6 +156,29 @@ impl Arena {
     pub(crate) fn tensors(self, places: &Places) -> Vec<Tensor<1>> {
         self.views(places).into_iter().map(cube::tensor).collect()
     }
+}
+
+/// Pieces of a tensor of `numel` elements, with where each begins, as one buffer.
+pub(crate) fn join(
+    port: &Port,
+    dtype: DType,
+    numel: usize,
+    mut pieces: Vec<(usize, CubeTensor)>,
+) -> Result<CubeTensor, KernelError> {
+    // Who has all of it shares it: nobody writes to what somebody else has, too.
+    if let [_] = pieces[..]
+        && let Some((_, whole)) = pieces.pop()
+    {
+        return Ok(whole);
+    }
+    let places = port.places(vec![numel]);
+    let whole = Arena::empty(port, &places, dtype);
+    for (to, piece) in pieces {
+        let from = cube::elements_of(piece)?;
+        let row = MoveRow { from: 0, to, len: from.len() };
+        move_rows(&port.client, &from, &whole.buffer(&places)?, &[row], 1.0, Onto::Put)?;
+    }
+    Ok(whole.views(&places).swap_remove(0))
 }
 
 /// The buffer in which all pieces lie at their places, if nobody else has it; the pieces if not.

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use burn::tensor::Device;
-use zero_comm::{Communicator, WorkQueue};
+use zero_comm::{CommError, Communicator, WorkQueue};
 #[cfg(feature = "cube")]
 use zero_core::Tier;
 use zero_core::{
@@ -15,6 +15,8 @@ use zero_offload::{HostPool, PoolOptions, Workers};
 use crate::ZeroError;
 #[cfg(feature = "cube")]
 use crate::arena::Port;
+#[cfg(feature = "cube")]
+use crate::board::Board;
 use crate::disk::{Disk, Traffic};
 use crate::held::Held;
 use crate::ladder::Ladder;
@@ -35,6 +37,9 @@ pub(crate) struct Base {
     /// The way to it, if it is one of CubeCL.
     #[cfg(feature = "cube")]
     pub(crate) port: Option<Port>,
+    /// Where ranks show each other what is on their devices, if those reach each other.
+    #[cfg(feature = "cube")]
+    pub(crate) board: Option<Arc<Board>>,
     /// Where shards are: on the device or, if they are updated on the host, there.
     pub(crate) home: Device,
     /// Reduces gradients beside compute.
@@ -92,9 +97,13 @@ impl Base {
         Queues { reductions, reads }: Queues,
         comm: Arc<dyn Communicator>,
         device: Device,
-    ) -> Self {
+    ) -> Result<Self, CommError> {
         #[cfg(feature = "cube")]
         let port = Port::of(&device);
+        #[cfg(feature = "cube")]
+        let is_reached = config.device_transport && !updates_on_host(&config.offload);
+        #[cfg(feature = "cube")]
+        let board = Board::meet(&comm, port.as_ref().filter(|_| is_reached))?;
         // What goes to and comes from devices of CUDA is page-locked.
         let pool = || {
             #[cfg(feature = "cuda")]
@@ -110,7 +119,7 @@ impl Base {
             _ => home,
         };
         let unkept = PoolOptions { retain: Bytes::ZERO };
-        Self {
+        Ok(Self {
             gathered: pool(),
             scratch: Scratch::new(pool()),
             sums: pool(),
@@ -124,6 +133,8 @@ impl Base {
             comm,
             #[cfg(feature = "cube")]
             port,
+            #[cfg(feature = "cube")]
+            board,
             device,
             reductions,
             reads,
@@ -142,7 +153,16 @@ impl Base {
             pending: AtomicBool::new(false),
             after_backward: Mutex::default(),
             optimizer_bytes: AtomicU64::new(0),
+        })
+    }
+
+    /// Whether windows are copies of shards.
+    pub(crate) fn copies_windows(&self) -> bool {
+        #[cfg(feature = "cube")]
+        if self.board.is_some() {
+            return false;
         }
+        self.comm.copies_windows() || self.has_shards_on_device()
     }
 
     /// Whether shards are in memory that the host does not read.

@@ -49,8 +49,13 @@ pub(crate) fn extent<const D: usize>(tensor: Tensor<D>) -> Option<Extent> {
 /// As [`buffer`].
 pub(crate) fn elements(tensor: Tensor<1>) -> Result<Buffer, KernelError> {
     let dtype = host_dtype(tensor.dtype()).unwrap_or(DType::F32);
-    let tensor = buffer(tensor.cast(burn_dtype(dtype)));
-    Buffer::new(tensor.handle, dtype, tensor.meta.num_elements())
+    elements_of(buffer(tensor.cast(burn_dtype(dtype))))
+}
+
+/// As [`elements`], of a buffer whose elements are of a type that kernels know.
+pub(crate) fn elements_of(buffer: CubeTensor) -> Result<Buffer, KernelError> {
+    let dtype = host_dtype(buffer.dtype).unwrap_or(DType::F32);
+    Buffer::new(buffer.handle, dtype, buffer.meta.num_elements())
 }
 
 /// Bytes of its elements.
@@ -58,12 +63,17 @@ pub(crate) fn bytes(buffer: &CubeTensor) -> u64 {
     (buffer.meta.num_elements() * buffer.dtype.size()) as u64
 }
 
-/// Copies bytes of a buffer, from `offset` on, to the host.
+/// Copies bytes of a buffer, from `offset` on, to the host; `during` is for errors.
 ///
 /// # Panics
 ///
 /// If there are not so many.
-pub(crate) fn read(buffer: &CubeTensor, offset: u64, into: &mut [u8]) -> Result<(), KernelError> {
+pub(crate) fn read(
+    buffer: &CubeTensor,
+    offset: u64,
+    during: &'static str,
+    into: &mut [u8],
+) -> Result<(), KernelError> {
     let all = bytes(buffer);
     // Devices copy whole words.
     let start = offset - offset % WORD;
@@ -71,7 +81,7 @@ pub(crate) fn read(buffer: &CubeTensor, offset: u64, into: &mut [u8]) -> Result<
     let handle = buffer.handle.clone().offset_start(start).offset_end(all - end);
     let words = buffer.client.read_one(handle).map_err(|error| KernelError::Device {
         device: format!("{:?}", buffer.device),
-        during: "reading optimizer state",
+        during,
         reason: error.to_string(),
     })?;
     into.copy_from_slice(&words[(offset - start) as usize..][..into.len()]);

@@ -21,6 +21,10 @@ use crate::rule::{Finished, Job, ShardUpdate};
 pub(crate) fn update(job: Job<Fused>, port: Port) -> Finished<Fused> {
     let Job { engine, optimizers, updates, mut gradients, factor, mut states } = job;
     let updating = Some(engine.phase.begin_update());
+    // What is shown has the memory, too. All ranks have agreed on the step: none computes with it any more.
+    if let Some(board) = &engine.board {
+        board.withdraw_shards();
+    }
     let mut by_bucket: BTreeMap<usize, HashMap<ParameterIndex, Change>> = BTreeMap::new();
     for ShardUpdate { parameter, group, lr, step } in updates {
         let Some(bucket) = engine.layout.bucket_of(parameter) else { continue };

@@ -20,12 +20,13 @@ use crate::base::Base;
 use crate::error::During;
 use crate::floats::burn_dtype;
 use crate::gathers::Gathers;
-use crate::gradients::{Contributions, GradientStore, label};
+use crate::gradients::{Contributions, GradientStore};
 use crate::held::{Held, Holdings};
 use crate::owned::OwnedGradients;
 use crate::report::MemoryReport;
 use crate::spill::{Spill, sums_bytes};
 use crate::statistics::{Activity, Statistics};
+use crate::sums;
 use crate::uses::Uses;
 use crate::windows::{Values, Windows};
 
@@ -101,7 +102,8 @@ impl Engine {
     ) -> Result<Self, ZeroError> {
         let config = &base.config;
         let layout = Arc::new(layout);
-        let bucket_labels: Vec<_> = layout.buckets().iter().map(|bucket| label(&layout, bucket)).collect();
+        let bucket_labels: Vec<_> =
+            layout.buckets().iter().map(|bucket| sums::label(&layout, bucket)).collect();
         let mut param_ids: Vec<_> = ids.iter().map(|(id, index)| (*index, *id)).collect();
         param_ids.sort_unstable_by_key(|(index, _)| *index);
         let windows = Windows {
@@ -109,7 +111,10 @@ impl Engine {
             layout: Arc::clone(&layout),
             dtype: config.precision.compute,
             values: Values::Compute,
-            copies: base.comm.copies_windows() || base.has_shards_on_device(),
+            copies: base.copies_windows(),
+            device: base.device.clone(),
+            #[cfg(feature = "cube")]
+            board: base.board.clone(),
             recorder: Arc::clone(&base.recorder),
         };
         let is_mixed = config.precision.compute != DType::F32;
@@ -421,6 +426,7 @@ impl Engine {
     /// Moves the reduced gradients out, with the first that came to this rank and was not finite, and with the sum of
     /// squares over all ranks.
     pub(crate) fn take_gradients(&self) -> Result<(OwnedGradients, Option<ParameterIndex>, f64), ZeroError> {
+        self.settle_reads();
         let mut store = lock(&self.gradients);
         let taken = store.take(self).and_then(|gradients| {
             let sum_of_squares = gradients.sum_of_squares(self)?;

@@ -20,6 +20,10 @@ use crate::cube;
 use crate::engine::Engine;
 use crate::kept::{self, Kept, Piece};
 
+/// For errors.
+#[cfg(feature = "cube")]
+const READING: &str = "reading optimizer state";
+
 /// What is kept of a shard: PyTorch's states, in the type that the configuration says.
 #[derive(Debug)]
 pub struct FusedState {
@@ -118,7 +122,7 @@ impl Kept for FusedState {
         let pool = HostPool::new(PoolOptions { retain: Bytes::ZERO });
         let read = self.device.iter().map(|state| {
             let mut buffer = pool.take(cube::bytes(state) as usize);
-            cube::read(state, 0, &mut buffer)?;
+            cube::read(state, 0, READING, &mut buffer)?;
             Ok::<_, ZeroError>(buffer)
         });
         let memory: Vec<_> = read.collect::<Result<_, _>>()?;
@@ -135,7 +139,7 @@ impl Kept for FusedState {
     fn read(&self, tensor: usize, offset: u64, into: &mut [u8]) -> Result<(), BoxError> {
         #[cfg(feature = "cube")]
         if let Some(state) = self.device.get(tensor) {
-            return Ok(cube::read(state, offset, into)?);
+            return Ok(cube::read(state, offset, READING, into)?);
         }
         for piece in self.pieces(tensor, offset, into.len()) {
             let into = &mut into[piece.bytes];

@@ -5,11 +5,15 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use burn::tensor::{Device, Tensor};
+#[cfg(feature = "cube")]
+use burn_cubecl::tensor::CubeTensor;
 use zero_comm::{CommError, OpKind, Work, WorkQueue};
 use zero_core::{Bytes, LookAhead, LookAheadOptions, LookAheadStatistics, ParameterIndex};
 use zero_offload::{HostBuffer, HostPool};
 
 use crate::base::Base;
+#[cfg(feature = "cube")]
+use crate::cube;
 use crate::engine::lock;
 use crate::host::lent_tensor;
 use crate::shared::Shared;
@@ -52,8 +56,17 @@ struct Slot {
 
 #[derive(Debug)]
 enum Resident {
-    Coming(Work<HostBuffer>),
-    Here(HostBuffer),
+    Coming(Work<Option<Gathered>>),
+    Here(Gathered),
+}
+
+/// A whole parameter.
+#[derive(Debug)]
+enum Gathered {
+    OnHost(HostBuffer),
+    /// Where layers compute, and in nobody's memory but its own.
+    #[cfg(feature = "cube")]
+    OnDevice(Box<CubeTensor>),
 }
 
 impl Gathers {
@@ -109,27 +122,45 @@ impl Gathers {
             ahead();
             return Ok(whole);
         }
-        let buffer = match resident {
-            Some(Resident::Here(buffer)) => {
+        let here = match resident {
+            Some(Resident::Here(here)) => {
                 ahead();
-                buffer
+                Some(here)
             }
             Some(Resident::Coming(work)) => {
                 ahead();
-                let buffer = work.wait().inspect_err(|_| lock(&self.state).ahead.failed(parameter))?;
+                let here = work.wait().inspect_err(|_| lock(&self.state).ahead.failed(parameter))?;
                 recorder.exposed(Activity::Gather, begin);
-                buffer
+                here
             }
+            None => None,
+        };
+        let gathered = match here {
+            Some(gathered) => gathered,
             None => {
                 // Before what is not needed yet.
-                let mut buffer = self.pool.take(self.windows.bytes(parameter));
-                self.windows.read(parameter, &mut buffer)?;
+                let gathered = self.gather(parameter)?;
                 recorder.exposed(Activity::Gather, begin);
                 ahead();
-                buffer
+                gathered
             }
         };
-        Ok(self.lend(parameter, buffer))
+        Ok(match gathered {
+            Gathered::OnHost(buffer) => self.lend(parameter, buffer),
+            #[cfg(feature = "cube")]
+            Gathered::OnDevice(whole) => self.share(parameter, *whole),
+        })
+    }
+
+    /// Gathers at once.
+    fn gather(&self, parameter: ParameterIndex) -> Result<Gathered, CommError> {
+        #[cfg(feature = "cube")]
+        if self.windows.are_on_devices() {
+            return Ok(Gathered::OnDevice(Box::new(self.windows.whole_on_device(parameter)?)));
+        }
+        let mut buffer = self.pool.take(self.windows.bytes(parameter));
+        self.windows.read(parameter, &mut buffer)?;
+        Ok(Gathered::OnHost(buffer))
     }
 
     /// Parameters have changed: every copy is stale.
@@ -140,6 +171,27 @@ impl Gathers {
         let stale: Vec<_> = state.slots.iter_mut().map(std::mem::take).collect();
         drop(state);
         drop(stale);
+    }
+
+    /// Waits for what is on its way ahead of its use: its owner is about to change it.
+    #[cfg(feature = "cube")]
+    pub(crate) fn settle(&self) {
+        let coming: Vec<_> = {
+            let slots = &mut lock(&self.state).slots;
+            let coming = slots.iter_mut().enumerate().filter_map(|(at, slot)| match slot.resident.take() {
+                Some(Resident::Coming(work)) => Some((at, work)),
+                other => {
+                    slot.resident = other;
+                    None
+                }
+            });
+            coming.collect()
+        };
+        for (at, work) in coming {
+            // A failure is the world's; who wants the parameter sees it.
+            let Ok(Some(here)) = work.wait() else { continue };
+            lock(&self.state).slots[at].resident.get_or_insert(Resident::Here(here));
+        }
     }
 
     /// How often a parameter was found gathered, and how often not, since the engine began.
@@ -159,10 +211,19 @@ impl Gathers {
         for &parameter in parameters {
             // The windows alone: the queue must not be what keeps the queue.
             let windows = self.windows.clone();
-            let buffer = self.pool.take(windows.bytes(parameter));
-            let bytes = buffer.len();
-            let work = queue.submit(OpKind::Read, "look-ahead", bytes, buffer, move |_, buffer, _| {
-                windows.read(parameter, buffer)
+            let bytes = windows.bytes(parameter);
+            let on_host = (!windows.are_on_devices()).then(|| Gathered::OnHost(self.pool.take(bytes)));
+            let work = queue.submit(OpKind::Read, "look-ahead", bytes, on_host, move |_, gathered, _| {
+                match gathered {
+                    Some(Gathered::OnHost(buffer)) => windows.read(parameter, buffer)?,
+                    #[cfg(feature = "cube")]
+                    other => {
+                        *other = Some(Gathered::OnDevice(Box::new(windows.whole_when_there(parameter)?)))
+                    }
+                    #[cfg(not(feature = "cube"))]
+                    None => {}
+                }
+                Ok(())
             });
             let mut state = lock(&self.state);
             let is_wanted = state.round == round;
@@ -171,6 +232,19 @@ impl Gathers {
                 *resident = Some(Resident::Coming(work));
             }
         }
+    }
+
+    /// Gives a parameter on the device to whoever computes, and keeps it, too, if it is needed again soon.
+    #[cfg(feature = "cube")]
+    fn share(&self, parameter: ParameterIndex, whole: CubeTensor) -> Tensor<1> {
+        let mut state = lock(&self.state);
+        let State { ahead, slots, .. } = &mut *state;
+        let resident = &mut slots[parameter.index()].resident;
+        if ahead.release(parameter) && resident.is_none() {
+            *resident = Some(Resident::Here(Gathered::OnDevice(Box::new(whole.clone()))));
+        }
+        drop(state);
+        cube::tensor(whole)
     }
 
     /// Lends `buffer` to whoever computes; it comes back when the last of them is done with it.
@@ -209,7 +283,7 @@ impl Gathers {
             (slot.shared, slot.copy) = (Shared::default(), 0);
             if ahead.release(parameter) && slot.resident.is_none() {
                 match buffer {
-                    Some(buffer) => slot.resident = Some(Resident::Here(buffer)),
+                    Some(buffer) => slot.resident = Some(Resident::Here(Gathered::OnHost(buffer))),
                     None => ahead.failed(parameter),
                 }
                 return;

@@ -1,26 +1,25 @@
 //! Gradients between backward and step: summed over micro-batches, reduced to their owners in plan order.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
-use std::time::Instant;
 
 use burn::tensor::{FloatDType, Tensor};
-use zero_comm::{CommError, CommunicatorExt, OpKind, ReduceOp, Work};
-use zero_core::{Bucket, Bytes, Layout, ParameterIndex, Rank};
-use zero_offload::HostBuffer;
+use zero_comm::{CommError, CommunicatorExt, ReduceOp};
+use zero_core::{Bytes, ParameterIndex, Rank};
 
 #[cfg(feature = "cube")]
 use crate::device_bucket::DeviceBucket;
 use crate::engine::Engine;
 use crate::floats::{Write, burn_dtype};
 use crate::host::{HostTensor, distinct_bytes};
-use crate::owned::{OwnedGradients, Part};
+#[cfg(feature = "cube")]
+use crate::kernels::KernelError;
+use crate::owned::OwnedGradients;
 use crate::rates;
-use crate::reduction::Reduction;
 use crate::scratch::ScratchBuffer;
 use crate::segments;
-use crate::spill::Place;
-use crate::statistics::Activity;
+#[cfg(feature = "cube")]
+use crate::sums;
+use crate::sums::{Content, Sums};
 
 /// How many buckets of the largest size may be on their way at once, or more that are smaller: one travels, and others
 /// wait for it where gathers have the links for a while.
@@ -75,16 +74,6 @@ impl Filling {
         #[cfg(not(feature = "cube"))]
         self.buffer.is_some()
     }
-}
-
-#[derive(Debug, Default)]
-enum Sums {
-    #[default]
-    None,
-    /// The bucket, and the sums that it becomes.
-    Coming(Work<(ScratchBuffer, HostBuffer)>),
-    Here(HostBuffer),
-    OnDisk,
 }
 
 /// What every rank contributes to the step's agreement, summed over ranks.
@@ -181,6 +170,48 @@ impl GradientStore {
         }
     }
 
+    /// What is in a bucket; what no gradient filled is zero.
+    fn content(&mut self, engine: &Engine, index: usize) -> Content {
+        let bucket = &engine.layout.buckets()[index];
+        let wire = engine.config.precision.reduce();
+        #[cfg(feature = "cube")]
+        if sums::board(engine).is_some() {
+            match self.content_on_device(engine, index) {
+                Ok(content) => return content,
+                Err(error) => engine.phase.note(error.into()),
+            }
+        }
+        #[cfg(feature = "cube")]
+        self.fetch(engine, index);
+        let buffer = self.buckets[index].buffer.take();
+        let mut buffer = buffer.unwrap_or_else(|| engine.scratch.take(bucket.numel() * wire.size()));
+        for &parameter in bucket.parameters() {
+            if !std::mem::take(&mut self.filled[parameter.index()]) {
+                segments::clear(bucket, parameter, (wire, &mut buffer));
+            }
+        }
+        Content::OnHost(buffer)
+    }
+
+    #[cfg(feature = "cube")]
+    fn content_on_device(&mut self, engine: &Engine, index: usize) -> Result<Content, KernelError> {
+        let bucket = &engine.layout.buckets()[index];
+        let on_device = match (self.buckets[index].on_device.take(), &engine.port) {
+            (Some(on_device), _) => on_device,
+            (None, Some(port)) => DeviceBucket::new(port.clone(), bucket, engine.config.precision.reduce())?,
+            (None, None) => unreachable!("who has a board has a way to a device"),
+        };
+        let mut filled = Vec::new();
+        for &parameter in bucket.parameters() {
+            if std::mem::take(&mut self.filled[parameter.index()]) {
+                filled.push((parameter, segments::places(bucket, parameter)));
+            } else {
+                on_device.clear(bucket, parameter)?;
+            }
+        }
+        Ok(Content::OnDevice(on_device, filled))
+    }
+
     /// Copies what has come on the device to host memory, and looks whether it is finite.
     #[cfg(feature = "cube")]
     fn fetch(&mut self, engine: &Engine, index: usize) {
@@ -206,60 +237,40 @@ impl GradientStore {
             .all(|&parameter| self.arrived[parameter.index()] > 0 && engine.uses.pending(parameter) == 0)
     }
 
-    /// Sends the bucket to its owners; what no gradient filled counts as zero. After a failure it only cleans up.
+    /// Sends the bucket to its owners. After a failure it only cleans up.
     fn reduce(&mut self, engine: &Engine, index: usize) {
-        #[cfg(feature = "cube")]
-        self.fetch(engine, index);
-        let bucket = &engine.layout.buckets()[index];
-        let wire = engine.config.precision.reduce();
-        let buffer = self.buckets[index].buffer.take();
-        let mut buffer = buffer.unwrap_or_else(|| engine.scratch.take(bucket.numel() * wire.size()));
-        for &parameter in bucket.parameters() {
-            if !std::mem::take(&mut self.filled[parameter.index()]) {
-                segments::clear(bucket, parameter, (wire, &mut buffer));
-            }
-        }
+        let content = self.content(engine, index);
         self.settle(engine, index);
-        let room = engine.largest_bucket * ON_THEIR_WAY;
-        while self.elements_on_their_way(engine) + bucket.numel() > room && !self.on_their_way.is_empty() {
+        let (numel, room) = (engine.layout.buckets()[index].numel(), engine.largest_bucket * ON_THEIR_WAY);
+        while self.elements_on_their_way(engine) + numel > room && !self.on_their_way.is_empty() {
             self.settle_oldest(engine);
         }
         if self.failure.is_some() {
             return;
         }
-        let (sums, how) = match std::mem::take(&mut self.buckets[index].sums) {
-            Sums::Here(sums) => (sums, Write::Add),
-            Sums::OnDisk => (engine.sums(index), Write::Add),
-            // Settled above.
-            Sums::Coming(_) | Sums::None => (engine.sums(index), Write::Put),
-        };
-        self.buckets[index].sums = match start(engine, index, how, buffer, sums) {
-            Ok(sums) => {
-                if let Sums::Coming(_) = sums {
-                    self.on_their_way.push_back(index);
-                }
-                sums
-            }
-            Err(error) => {
-                self.failure = Some(error);
-                Sums::None
-            }
-        };
+        let sums = std::mem::take(&mut self.buckets[index].sums);
+        self.put(index, sums.reduce(engine, index, content));
+        if self.buckets[index].sums.are_coming() {
+            self.on_their_way.push_back(index);
+        }
     }
 
     /// Waits for the sums of a bucket that is on its way.
     fn settle(&mut self, engine: &Engine, index: usize) {
-        let sums = &mut self.buckets[index].sums;
-        let Sums::Coming(_) = sums else { return };
-        let Sums::Coming(work) = std::mem::take(sums) else { return };
-        self.on_their_way.retain(|other| *other != index);
-        let begin = (!work.is_done()).then(Instant::now);
-        match work.wait() {
-            Ok((_, sums)) => self.buckets[index].sums = arrived(engine, index, sums),
-            Err(failed) => drop(self.failure.get_or_insert(failed.error)),
+        let sums = std::mem::take(&mut self.buckets[index].sums);
+        if sums.are_coming() {
+            self.on_their_way.retain(|other| *other != index);
         }
-        if let Some(begin) = begin {
-            engine.recorder.exposed(Activity::Reduce, begin);
+        self.put(index, sums.arrive(engine, index));
+    }
+
+    fn put(&mut self, index: usize, arrived: Result<(Sums, Option<ParameterIndex>), CommError>) {
+        match arrived {
+            Ok((sums, not_finite)) => {
+                self.buckets[index].sums = sums;
+                self.not_finite = self.not_finite.or(not_finite);
+            }
+            Err(error) => drop(self.failure.get_or_insert(error)),
         }
     }
 
@@ -371,11 +382,7 @@ impl GradientStore {
     /// Bytes of sums that are held now, or will be when what is on its way has come.
     pub(crate) fn bytes(&self, engine: &Engine) -> Bytes {
         let whole = distinct_bytes(self.sums.iter().flatten());
-        let buckets = self.buckets.iter().enumerate().map(|(index, bucket)| match &bucket.sums {
-            Sums::None | Sums::OnDisk => 0,
-            Sums::Coming(_) if on_disk(engine, index).is_some() => 0,
-            Sums::Here(_) | Sums::Coming(_) => engine.sums_bytes(index),
-        });
+        let buckets = self.buckets.iter().enumerate().map(|(index, bucket)| bucket.sums.bytes(engine, index));
         Bytes::new(whole + buckets.sum::<usize>() as u64)
     }
 
@@ -394,18 +401,8 @@ impl GradientStore {
         if let Some(error) = self.failure.take() {
             return Err(error);
         }
-        let sums = self.buckets.iter_mut().enumerate().map(|(index, bucket)| {
-            match (std::mem::take(&mut bucket.sums), on_disk(engine, index)) {
-                (Sums::OnDisk, Some(place)) => Part::Disk(Arc::clone(place)),
-                (Sums::Here(sums), _) => Part::Sums(sums),
-                // Without any backward there is nothing: the owner's part is zero.
-                (Sums::OnDisk | Sums::Coming(_) | Sums::None, _) => {
-                    let mut sums = engine.sums(index);
-                    sums.fill(0);
-                    Part::Sums(sums)
-                }
-            }
-        });
+        let buckets = self.buckets.iter_mut().enumerate();
+        let sums = buckets.map(|(index, bucket)| std::mem::take(&mut bucket.sums).into_part(engine, index));
         let sums: Vec<_> = sums.collect();
         if let Some(spill) = &engine.spill {
             spill.turn();
@@ -428,73 +425,6 @@ impl GradientStore {
             if let Some(sum) = self.sums[parameter.index()].take() {
                 self.fill(engine, index, parameter, sum, 1.0);
             }
-        }
-    }
-}
-
-/// What the reduction of a bucket is called in errors and traces.
-pub(crate) fn label(layout: &Layout, bucket: &Bucket) -> String {
-    let name = |index: &ParameterIndex| layout.parameters()[index.index()].name();
-    match bucket.parameters() {
-        [only] => format!("gradient of `{}`", name(only)),
-        [first, .., last] => format!("gradients of `{}` to `{}`", name(first), name(last)),
-        [] => String::from("gradients of nothing"),
-    }
-}
-
-/// Where the sums of a bucket wait, if not in memory.
-fn on_disk(engine: &Engine, bucket: usize) -> Option<&Arc<Place>> {
-    engine.spill.as_ref()?.place(bucket)
-}
-
-/// What has become of the sums of a bucket that was reduced.
-fn arrived(engine: &Engine, bucket: usize, sums: HostBuffer) -> Sums {
-    if on_disk(engine, bucket).is_some() { Sums::OnDisk } else { Sums::Here(sums) }
-}
-
-/// Reduces a bucket: beside compute, or at once.
-fn start(
-    engine: &Engine,
-    index: usize,
-    how: Write,
-    bucket: ScratchBuffer,
-    sums: HostBuffer,
-) -> Result<Sums, CommError> {
-    let precision = &engine.config.precision;
-    let reduction = Reduction {
-        counts: engine.layout.buckets()[index].counts().to_vec(),
-        wire: precision.reduce(),
-        accumulate: precision.accumulate,
-        to_all: !engine.config.stage.shards_optimizer(),
-        how,
-    };
-    let bytes = reduction.bytes(engine.comm.rank().index());
-    let (label, scratch) = (&engine.bucket_labels[index], engine.scratch.clone());
-    let recorder = Arc::clone(&engine.recorder);
-    let (place, nothing) = (on_disk(engine, index).cloned(), engine.sums.clone());
-    let run = move |comm: &dyn zero_comm::Communicator,
-                    (bucket, sums): &mut (ScratchBuffer, HostBuffer),
-                    label: &str| {
-        if let (Some(place), Write::Add) = (&place, how) {
-            place.fetch(sums);
-        }
-        recorder
-            .during(Activity::Reduce, label, bytes, || reduction.run(comm, bucket, sums, &scratch, label))?;
-        if let Some(place) = &place {
-            place.put(sums);
-            *sums = nothing.take(0);
-        }
-        Ok(())
-    };
-    match &engine.reductions {
-        Some(queue) => {
-            Ok(Sums::Coming(queue.submit(OpKind::ReduceScatter, label, bytes, (bucket, sums), run)))
-        }
-        None => {
-            let (begin, mut buffers) = (Instant::now(), (bucket, sums));
-            run(&*engine.comm, &mut buffers, label)?;
-            engine.recorder.exposed(Activity::Reduce, begin);
-            Ok(arrived(engine, index, buffers.1))
         }
     }
 }

@@ -13,7 +13,7 @@ use crate::base::Base;
 use crate::cube;
 use crate::engine::lock;
 use crate::floats::burn_dtype;
-use crate::host::{HostTensor, distinct_bytes, on, tensor_from_buffer};
+use crate::host::{distinct_bytes, on};
 use crate::windows::Windows;
 
 /// One parameter as this rank holds it.
@@ -141,9 +141,7 @@ impl Holdings {
 
     /// Makes the replica of all ranks' shards.
     pub(crate) fn gather_whole(&self, parameter: ParameterIndex) -> Result<Tensor<1>, CommError> {
-        let mut buffer = self.pool.take(self.windows.bytes(parameter));
-        self.windows.read(parameter, &mut buffer)?;
-        let whole = tensor_from_buffer(buffer, self.windows.dtype, &self.device);
+        let whole = self.windows.whole(parameter, &self.pool)?;
         if self.home != self.device {
             let new = Held { whole: Some(whole.clone()), ..Held::new(self.get(parameter).shard) };
             drop(std::mem::replace(&mut lock(&self.held)[parameter.index()], new));
@@ -156,7 +154,7 @@ impl Holdings {
         };
         if !self.windows.copies {
             // The window has to follow the shard, or the memory of both would stay.
-            self.windows.expose(parameter, HostTensor::new(part.clone()))?;
+            self.windows.expose(vec![(parameter, part.clone())])?;
         }
         let shard = if self.windows.dtype == DType::F32 { part } else { self.get(parameter).shard };
         let new = Held { whole: Some(whole.clone()), ..Held::new(shard) };

@@ -75,6 +75,8 @@ mod arena;
 mod base;
 mod block_input;
 mod block_operation;
+#[cfg(feature = "cube")]
+mod board;
 mod census;
 mod checkpoints;
 mod contents;
@@ -82,6 +84,8 @@ mod contents;
 mod cube;
 #[cfg(feature = "cube")]
 mod device_bucket;
+#[cfg(feature = "cube")]
+mod device_reduction;
 #[cfg(feature = "cube")]
 mod device_update;
 mod devices;
@@ -134,6 +138,7 @@ mod stand_in;
 mod statistics;
 mod stored;
 mod succession;
+mod sums;
 mod uses;
 mod watch;
 mod whole;

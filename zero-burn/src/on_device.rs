@@ -35,6 +35,15 @@ impl Engine {
         if self.has_device() { self.check() } else { Ok(()) }
     }
 
+    /// Waits until this rank has read all that it asked others' devices for: once the ranks agree on a step, shards change.
+    pub(crate) fn settle_reads(&self) {
+        #[cfg(feature = "cube")]
+        if let Some(board) = &self.board {
+            self.gathers.settle();
+            board.settle();
+        }
+    }
+
     /// Whether a shard is no part of a replica.
     #[cfg(feature = "cube")]
     pub(crate) fn is_by_itself(&self, parameter: ParameterIndex) -> bool {

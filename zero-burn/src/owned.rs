@@ -1,5 +1,7 @@
 //! Reduced gradients on their way to the optimizer.
 
+#[cfg(feature = "cube")]
+use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -14,6 +16,8 @@ use crate::engine::Engine;
 use crate::exclusive::Exclusive;
 use crate::floats::{Floats, FloatsMut, Squares, Write};
 use crate::host::{HostTensor, on, tensor_dtype, tensor_from_buffer};
+#[cfg(feature = "cube")]
+use crate::kernels::Buffer;
 use crate::spill::Place;
 
 /// How many elements are read from a disk, or copied, at a time.
@@ -36,6 +40,9 @@ pub(crate) enum Part {
     Sums(HostBuffer),
     /// The same, on a disk.
     Disk(Arc<Place>),
+    /// The same, on a CubeCL device.
+    #[cfg(feature = "cube")]
+    Device(Buffer),
     /// The same, `f32` and multiplied by the step's factor: a parameter's gradient is a view of it.
     Gradients(Box<Tensor<1>>),
 }
@@ -65,6 +72,8 @@ impl OwnedGradients {
                 Err(error) => engine.phase.note(error.into()),
             }
         }
+        #[cfg(feature = "cube")]
+        let on_device = self.squares_on_device(engine);
         let mut by_rank = vec![0.0_f64; engine.world()];
         let mut read = Ok(());
         for parameter in engine.layout.parameters() {
@@ -72,6 +81,11 @@ impl OwnedGradients {
                 if let Some(gradient) = &gradients[parameter.index().index()] {
                     by_rank[0] += HostTensor::new(gradient.clone()).floats().sum_of_squares();
                 }
+                continue;
+            }
+            #[cfg(feature = "cube")]
+            if let Some(squares) = on_device.get(&parameter.index()) {
+                by_rank.iter_mut().zip(squares).for_each(|(sum, squares)| *sum += squares);
                 continue;
             }
             let mut squares = vec![Squares::default(); engine.world()];
@@ -87,6 +101,43 @@ impl OwnedGradients {
             engine.comm.all_reduce(&mut by_rank, ReduceOp::Sum, "gradient norm")?;
         }
         Ok(read.map(|()| by_rank.iter().sum()))
+    }
+
+    /// The sums of squares, by rank, of the gradients whose sums are on the device, in one pass and one read.
+    #[cfg(feature = "cube")]
+    fn squares_on_device(&self, engine: &Engine) -> HashMap<ParameterIndex, Vec<f64>> {
+        let (Self::Parts(parts) | Self::Replicated(parts), Some(port)) = (self, &engine.port) else {
+            return HashMap::new();
+        };
+        let mut owners = Vec::new();
+        let mut rows: Vec<Vec<Range<usize>>> = vec![Vec::new(); parts.len()];
+        for parameter in engine.layout.parameters() {
+            for (bucket, segment) in self.segments(engine, parameter.index()) {
+                if let Part::Device(_) = &parts[bucket] {
+                    let start = self.start(engine, bucket, segment);
+                    owners.push((bucket, rows[bucket].len(), parameter.index(), segment.rank));
+                    rows[bucket].push(start..start + segment.source.len());
+                }
+            }
+        }
+        let on_device = parts.iter().map(|part| match part {
+            Part::Device(sums) => Some(sums),
+            _ => None,
+        });
+        match device_bucket::squares(port, on_device.zip(&rows)) {
+            Ok(squares) => {
+                let mut by_parameter = HashMap::new();
+                for (bucket, row, parameter, rank) in owners {
+                    let by_rank = by_parameter.entry(parameter).or_insert_with(|| vec![0.0; engine.world()]);
+                    by_rank[rank.index()] += squares[bucket][row];
+                }
+                by_parameter
+            }
+            Err(error) => {
+                engine.phase.note(error.into());
+                HashMap::new()
+            }
+        }
     }
 
     /// Shows the gradient of the elements `rows` of this rank's part of `parameter`, piece by piece: `see` gets where a piece
@@ -173,6 +224,7 @@ impl OwnedGradients {
         };
         let sums = match std::mem::replace(&mut parts[bucket], Part::Sums(engine.sums.take(0))) {
             Part::Gradients(gradients) => return Ok(*gradients),
+            Part::Device(sums) => return Ok(device_bucket::tensor(engine, &sums)),
             Part::Sums(sums) => sums,
             Part::Disk(place) => {
                 let mut sums = engine.sums(bucket);
@@ -245,6 +297,12 @@ impl OwnedGradients {
         let start = self.start(engine, index, segment);
         match &parts[index] {
             Part::Gradients(_) => Ok(()),
+            #[cfg(feature = "cube")]
+            Part::Device(sums) => {
+                let mut memory = engine.scratch.take(within.len() * accumulate.size());
+                device_bucket::read(engine, sums, start + within.start, &mut memory);
+                see(within.start, Floats::new(accumulate, &memory))
+            }
             Part::Sums(sums) => {
                 let range = start + within.start..start + within.end;
                 see(within.start, Floats::new(accumulate, sums).slice(range))
@@ -370,6 +428,11 @@ impl Part {
             place.read(0, &mut sums)?;
             *self = Self::Sums(sums);
         }
+        #[cfg(feature = "cube")]
+        if let Self::Device(sums) = self {
+            let gradients = device_bucket::tensor(engine, sums).cast(FloatDType::F32).mul_scalar(factor);
+            *self = Self::Gradients(Box::new(on(&engine.home, gradients)));
+        }
         if let Self::Sums(sums) = self {
             let buffer = if accumulate == DType::F32 {
                 let mut buffer = std::mem::replace(sums, engine.sums.take(0));
@@ -388,7 +451,7 @@ impl Part {
         }
         match self {
             Self::Gradients(gradients) => Ok((**gradients).clone()),
-            Self::Sums(_) | Self::Disk(_) => unreachable!("made above"),
+            _ => unreachable!("made above"),
         }
     }
 }

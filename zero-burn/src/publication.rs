@@ -1,5 +1,6 @@
 //! How updated shards come to be seen: by other ranks in windows, and by layers in replicas.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -12,7 +13,6 @@ use crate::ZeroError;
 use crate::engine::{Engine, lock};
 use crate::error::During;
 use crate::held::Updated;
-use crate::host::HostTensor;
 use crate::statistics::Activity;
 
 /// How many bytes of shards are read from a device at once.
@@ -66,21 +66,7 @@ impl Engine {
             indices.iter().for_each(|&index| self.holdings.copy_whole(index));
             return Ok(());
         }
-        // Of a device, several at once, which stops it less often; in host memory one by one, for each is a copy beside the
-        // window that it replaces.
-        let bytes = |index: &ParameterIndex| self.windows.bytes(*index) / self.world();
-        let most = if self.has_device() { READ_AT_ONCE } else { 0 };
-        for indices in groups(indices, most, bytes) {
-            let shown = indices.iter().map(|&index| self.holdings.show(index)).collect();
-            for (&index, shown) in indices.iter().zip(HostTensor::several(shown)) {
-                self.windows.expose(index, shown)?;
-            }
-            let Some(masters) = &self.masters else { continue };
-            let shards = indices.iter().map(|&index| self.held(index).shard).collect();
-            for (&index, shard) in indices.iter().zip(HostTensor::several(shards)) {
-                masters.expose(index, shard)?;
-            }
-        }
+        self.expose(indices)?;
         self.comm.fence("updated parameters")?;
         for &index in indices.iter().filter(|index| self.stays_whole(**index)) {
             match &self.reads {
@@ -93,6 +79,31 @@ impl Engine {
                     });
                     lock(&self.renewals)[index.index()] = Some(work);
                 }
+            }
+        }
+        Ok(())
+    }
+
+    /// Exposes the shards of `indices`, and those that an update has withdrawn without changing them.
+    fn expose(&self, indices: &[ParameterIndex]) -> Result<(), CommError> {
+        let mut indices = indices.to_vec();
+        let known: HashSet<_> = indices.iter().copied().collect();
+        indices.extend(self.windows.withdrawn().into_iter().filter(|index| !known.contains(index)));
+        // Of a device, several at once, which stops it less often; in host memory one by one, for each is a copy beside the
+        // window that it replaces.
+        let bytes = |index: &ParameterIndex| self.windows.bytes(*index) / self.world();
+        let most = match self.has_device() {
+            true if self.windows.are_on_devices() => usize::MAX,
+            true => READ_AT_ONCE,
+            false => 0,
+        };
+        for indices in groups(&indices, most, bytes) {
+            let each = |shard: &dyn Fn(ParameterIndex) -> Tensor<1>| {
+                indices.iter().map(|&index| (index, shard(index))).collect()
+            };
+            self.windows.expose(each(&|index| self.holdings.show(index)))?;
+            if let Some(masters) = &self.masters {
+                masters.expose(each(&|index| self.held(index).shard))?;
             }
         }
         Ok(())

@@ -1,5 +1,8 @@
 //! Where a gradient lies in its bucket.
 
+#[cfg(feature = "cube")]
+use std::ops::Range;
+
 use zero_core::{Bucket, DType, ParameterIndex};
 
 #[cfg(feature = "cube")]
@@ -32,6 +35,13 @@ pub(crate) fn clear(bucket: &Bucket, parameter: ParameterIndex, (wire, buffer): 
     }
 }
 
+/// Where a gradient lies in the bucket.
+#[cfg(feature = "cube")]
+pub(crate) fn places(bucket: &Bucket, parameter: ParameterIndex) -> Vec<Range<usize>> {
+    let segments = bucket.segments(parameter).iter();
+    segments.map(|segment| segment.offset..segment.offset + segment.source.len()).collect()
+}
+
 /// Whether a gradient in its bucket is finite.
 #[cfg(feature = "cube")]
 pub(crate) fn are_finite(
@@ -39,9 +49,5 @@ pub(crate) fn are_finite(
     parameter: ParameterIndex,
     (wire, buffer): (DType, &ScratchBuffer),
 ) -> bool {
-    let mut segments = bucket.segments(parameter).iter();
-    segments.all(|segment| {
-        let here = segment.offset..segment.offset + segment.source.len();
-        Floats::new(wire, buffer).slice(here).are_finite()
-    })
+    places(bucket, parameter).into_iter().all(|here| Floats::new(wire, buffer).slice(here).are_finite())
 }

@@ -185,6 +185,7 @@ fn settings(config: &ZeroConfig) -> Vec<String> {
         bucket_bytes,
         reduce_gradients: _,
         overlap,
+        device_transport: _,
         persistence_threshold,
         lookahead_bytes: _,
         live_bytes: _,

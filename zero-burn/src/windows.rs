@@ -2,10 +2,22 @@
 
 use std::sync::Arc;
 
+use burn::tensor::{Device, Tensor};
+#[cfg(feature = "cube")]
+use burn_cubecl::tensor::CubeTensor;
 use zero_comm::{CommError, Communicator, WindowKey};
+#[cfg(feature = "cube")]
+use zero_core::Parameter;
 use zero_core::{Bytes, DType, Layout, ParameterIndex};
+use zero_offload::HostPool;
 
-use crate::host::HostTensor;
+#[cfg(feature = "cube")]
+use crate::arena;
+#[cfg(feature = "cube")]
+use crate::board::{Board, Notice};
+#[cfg(feature = "cube")]
+use crate::cube;
+use crate::host::{HostTensor, tensor_from_buffer};
 use crate::statistics::{Activity, Recorder};
 
 /// Each rank's shards of all parameters in one type, for all ranks to read.
@@ -15,13 +27,18 @@ pub(crate) struct Windows {
     pub(crate) layout: Arc<Layout>,
     pub(crate) dtype: DType,
     pub(crate) values: Values,
+    /// Where layers compute, without autodiff.
+    pub(crate) device: Device,
+    /// Where ranks show their shards on their devices, if they do.
+    #[cfg(feature = "cube")]
+    pub(crate) board: Option<Arc<Board>>,
     /// Whether what is shown is a copy, be it that ranks are processes or that shards are on a device.
     pub(crate) copies: bool,
     pub(crate) recorder: Arc<Recorder>,
 }
 
 /// Which values of a parameter a window shows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Values {
     /// What layers compute with.
     Compute,
@@ -29,10 +46,48 @@ pub(crate) enum Values {
     Master,
 }
 
+impl Values {
+    /// The window of a parameter.
+    pub(crate) fn key(self, parameter: ParameterIndex) -> WindowKey {
+        WindowKey::new(2 * parameter.index() as u64 + u64::from(self == Self::Master))
+    }
+}
+
 impl Windows {
-    /// Shows this rank's shard, in place of what was shown before.
-    pub(crate) fn expose(&self, parameter: ParameterIndex, shard: HostTensor) -> Result<(), CommError> {
-        self.comm.expose(self.key(parameter), Arc::new(shard))
+    /// Shows this rank's shards, each in place of what was shown before. Those of a device are shown there, or else read at once,
+    /// which stops it less often.
+    pub(crate) fn expose(&self, shards: Vec<(ParameterIndex, Tensor<1>)>) -> Result<(), CommError> {
+        #[cfg(feature = "cube")]
+        if let Some(board) = &self.board {
+            let shards = shards.into_iter();
+            let shards = shards.map(|(parameter, shard)| (self.notice(parameter), cube::buffer(shard)));
+            let shards = shards.collect();
+            board.settle();
+            board.show(shards);
+            return Ok(());
+        }
+        let (parameters, shards): (Vec<_>, Vec<_>) = shards.into_iter().unzip();
+        let mut shards = parameters.into_iter().zip(HostTensor::several(shards));
+        shards
+            .try_for_each(|(parameter, shard)| self.comm.expose(self.values.key(parameter), Arc::new(shard)))
+    }
+
+    /// The parameters of which this rank shows nothing any more.
+    pub(crate) fn withdrawn(&self) -> Vec<ParameterIndex> {
+        #[cfg(feature = "cube")]
+        if let Some(board) = &self.board {
+            let parameters = self.layout.parameters().iter().map(Parameter::index);
+            return parameters.filter(|index| !board.shows(self.notice(*index))).collect();
+        }
+        Vec::new()
+    }
+
+    /// Whether ranks take shards from each other's devices.
+    pub(crate) fn are_on_devices(&self) -> bool {
+        #[cfg(feature = "cube")]
+        return self.board.is_some();
+        #[cfg(not(feature = "cube"))]
+        false
     }
 
     /// How many bytes the whole parameter takes.
@@ -47,21 +102,80 @@ impl Windows {
         if self.copies { Bytes::of(own.sum(), self.dtype) } else { Bytes::ZERO }
     }
 
+    /// Every rank's shard, side by side in a tensor where layers compute, which the device has written; `pool` is for one that
+    /// comes through host memory.
+    pub(crate) fn whole(&self, parameter: ParameterIndex, pool: &HostPool) -> Result<Tensor<1>, CommError> {
+        #[cfg(feature = "cube")]
+        if self.board.is_some() {
+            return Ok(cube::tensor(self.whole_when_there(parameter)?));
+        }
+        let mut buffer = pool.take(self.bytes(parameter));
+        self.read(parameter, &mut buffer)?;
+        Ok(tensor_from_buffer(buffer, self.dtype, &self.device))
+    }
+
     /// Reads every rank's shard into `whole`, which has the parameter's [`bytes`](Self::bytes).
     pub(crate) fn read(&self, parameter: ParameterIndex, whole: &mut [u8]) -> Result<(), CommError> {
-        let spec = &self.layout.parameters()[parameter.index()];
-        let size = self.dtype.size();
-        let own = spec.partition().len(self.comm.rank());
-        self.recorder.during(Activity::Gather, spec.name(), (spec.numel() - own) * size, || {
+        self.during(parameter, || {
+            let spec = &self.layout.parameters()[parameter.index()];
+            let size = self.dtype.size();
             for (rank, range) in spec.partition().ranges().filter(|(_, range)| !range.is_empty()) {
                 let into = &mut whole[range.start * size..range.end * size];
-                self.comm.read(rank, self.key(parameter), 0, into, spec.name())?;
+                #[cfg(feature = "cube")]
+                if let Some(board) = &self.board {
+                    let shard = board.find(rank, self.notice(parameter), spec.name())?;
+                    cube::read(&shard, 0, "reading shards", into).unwrap_or_else(|error| panic!("{error}"));
+                    continue;
+                }
+                self.comm.read(rank, self.values.key(parameter), 0, into, spec.name())?;
             }
             Ok(())
         })
     }
 
-    fn key(&self, parameter: ParameterIndex) -> WindowKey {
-        WindowKey::new(2 * parameter.index() as u64 + u64::from(self.values == Values::Master))
+    /// Every rank's shard, side by side on this rank's device.
+    ///
+    /// # Panics
+    ///
+    /// If ranks do not show their shards there, or the device fails, as Burn does.
+    #[cfg(feature = "cube")]
+    pub(crate) fn whole_on_device(&self, parameter: ParameterIndex) -> Result<CubeTensor, CommError> {
+        let board = self.board.as_ref().expect("asked for only where ranks have one");
+        let spec = &self.layout.parameters()[parameter.index()];
+        self.during(parameter, || {
+            let ranges = spec.partition().ranges().filter(|(_, range)| !range.is_empty());
+            let shards = ranges.map(|(rank, range)| {
+                Ok((range.start, board.take(rank, self.notice(parameter), spec.name())?))
+            });
+            let shards: Vec<_> = shards.collect::<Result<_, CommError>>()?;
+            let whole = arena::join(board.port(), self.dtype, spec.numel(), shards);
+            Ok(whole.unwrap_or_else(|error| panic!("{error}")))
+        })
+    }
+
+    /// As [`whole_on_device`](Self::whole_on_device), when the device has written it: other threads may take it then.
+    #[cfg(feature = "cube")]
+    pub(crate) fn whole_when_there(&self, parameter: ParameterIndex) -> Result<CubeTensor, CommError> {
+        let whole = self.whole_on_device(parameter)?;
+        if let Some(board) = &self.board {
+            board.settle();
+        }
+        Ok(whole)
+    }
+
+    /// Counts the gather of a parameter.
+    fn during<T>(
+        &self,
+        parameter: ParameterIndex,
+        gather: impl FnOnce() -> Result<T, CommError>,
+    ) -> Result<T, CommError> {
+        let spec = &self.layout.parameters()[parameter.index()];
+        let others = spec.numel() - spec.partition().len(self.comm.rank());
+        self.recorder.during(Activity::Gather, spec.name(), others * self.dtype.size(), gather)
+    }
+
+    #[cfg(feature = "cube")]
+    const fn notice(&self, parameter: ParameterIndex) -> Notice {
+        Notice::Shard(parameter, self.values)
     }
 }

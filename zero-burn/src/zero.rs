@@ -67,8 +67,9 @@ impl Zero {
             false if gathers => device.autodiff().gradient_checkpointing(),
             _ => device.autodiff(),
         };
-        let base = Arc::new(Base::new(config, queues, comm, device.clone().inner()));
-        Ok(Self { base, device, slot: Arc::default(), sharding: Mutex::new(()) })
+        let base = Base::new(config, queues, comm, device.clone().inner())
+            .during(|| String::from("finding out whether devices reach each other"))?;
+        Ok(Self { base: Arc::new(base), device, slot: Arc::default(), sharding: Mutex::new(()) })
     }
 
     /// The configuration.

@@ -61,6 +61,8 @@ pub struct ZeroConfig {
     pub reduce_gradients: Option<ReduceGradients>,
     /// Whether ranks communicate beside computing. Results do not depend on it.
     pub overlap: bool,
+    /// Whether ranks take parameters and gradients from each other's devices, where these can.
+    pub device_transport: bool,
     /// Parameters of at most this many elements stay gathered at stage 3; 0 for none.
     pub persistence_threshold: usize,
     /// The most bytes of parameters that are gathered at stage 3 before they are needed, with `overlap`; 0 for
@@ -98,6 +100,7 @@ impl Default for ZeroConfig {
             bucket_bytes: layout.bucket_bytes,
             reduce_gradients: None,
             overlap: true,
+            device_transport: true,
             persistence_threshold: 10_000,
             lookahead_bytes: Bytes::new(64 * 1024 * 1024),
             live_bytes: None,

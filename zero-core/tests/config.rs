@@ -21,6 +21,7 @@ fn an_empty_text_is_the_default() {
         bucket_bytes: Bytes::new(4 * 1024 * 1024),
         reduce_gradients: None,
         overlap: true,
+        device_transport: true,
         persistence_threshold: 10_000,
         lookahead_bytes: Bytes::new(64 * 1024 * 1024),
         live_bytes: None,
@@ -59,6 +60,7 @@ fn toml_and_json_say_the_same() {
         bucket_bytes: Bytes::new(1024),
         reduce_gradients: Some(ReduceGradients::AtStep),
         overlap: false,
+        device_transport: false,
         persistence_threshold: 0,
         lookahead_bytes: Bytes::ZERO,
         live_bytes: Some(Bytes::new(5)),
@@ -98,6 +100,7 @@ fn toml_and_json_say_the_same() {
         bucket_bytes = 1024
         reduce_gradients = "at-step"
         overlap = false
+        device_transport = false
         persistence_threshold = 0
         lookahead_bytes = 0
         live_bytes = 5
@@ -139,6 +142,7 @@ fn toml_and_json_say_the_same() {
     "#;
     let json = r#"{
         "stage": 3, "bucket_bytes": 1024, "reduce_gradients": "at-step", "overlap": false,
+        "device_transport": false,
         "persistence_threshold": 0, "lookahead_bytes": 0, "live_bytes": 5, "reuse_bytes": 6, "alignment": 8,
         "clip_norm": 1, "seed": 7, "deadline_seconds": 1.5,
         "precision": {"compute": "f16", "reduce": "f32", "accumulate": "bf16", "optimizer_state": "bf16"},
@@ -177,7 +181,7 @@ fn an_unknown_key_is_refused_with_the_nearest_known_one() {
 fn an_unknown_key_near_to_nothing_is_refused_with_all_that_are_known() {
     assert_eq!(
         refusal("warp_drive = true"),
-        "unknown key `warp_drive`; known keys are stage, bucket_bytes, reduce_gradients, overlap, \
+        "unknown key `warp_drive`; known keys are stage, bucket_bytes, reduce_gradients, overlap, device_transport, \
          persistence_threshold, lookahead_bytes, live_bytes, reuse_bytes, alignment, clip_norm, seed, \
          deadline_seconds, precision, loss_scale, offload"
     );
@@ -426,7 +430,7 @@ fn a_key_without_effect_at_its_stage_is_refused() {
 fn every_key_but_those_not_set_is_written() {
     assert_eq!(
         ZeroConfig::default().to_toml(),
-        "stage = 3\nbucket_bytes = 4194304\noverlap = true\npersistence_threshold = 10000\n\
+        "stage = 3\nbucket_bytes = 4194304\noverlap = true\ndevice_transport = true\npersistence_threshold = 10000\n\
          lookahead_bytes = 67108864\nreuse_bytes = 0\nalignment = 1\nseed = 0\ndeadline_seconds = 300.0\n\
          precision.compute = \"f32\"\nprecision.accumulate = \"f32\"\nprecision.optimizer_state = \"f32\"\n\
          offload.buffer_bytes = 268435456\noffload.block_bytes = 1048576\noffload.depth = 32\n\
@@ -586,7 +590,7 @@ proptest! {
         deadline_seconds in 1e-6..1e18,
         (lookahead, live, reuse) in
             (0..=i64::MAX as u64, prop::option::of(0..=i64::MAX as u64), 0..=i64::MAX as u64),
-        overlap in any::<bool>(),
+        (overlap, device_transport) in any::<(bool, bool)>(),
         reduce_gradients in
             prop::option::of(prop::sample::select(vec![ReduceGradients::AtStep, ReduceGradients::EveryBackward])),
         precision in precisions(),
@@ -599,6 +603,7 @@ proptest! {
             bucket_bytes: Bytes::new(bucket_bytes),
             reduce_gradients,
             overlap,
+            device_transport,
             lookahead_bytes: Bytes::new(lookahead),
             live_bytes: live.map(Bytes::new),
             reuse_bytes: Bytes::new(reuse),

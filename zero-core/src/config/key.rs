@@ -90,6 +90,17 @@ static KEYS: &[Key] = &[
         },
     },
     Key {
+        name: "device_transport",
+        unit: "boolean",
+        what: "Whether ranks take parameters and gradients from each other's devices, where these can; false \
+               takes all of it through host memory.",
+        get: |config| Some(Value::Bool(config.device_transport)),
+        set: |config, value, key| {
+            config.device_transport = boolean(value, key)?;
+            Ok(())
+        },
+    },
+    Key {
         name: "persistence_threshold",
         unit: "elements",
         what: "At stage 3, parameters of at most this size stay gathered; 0 for none. Without effect, and so \
