@@ -8,7 +8,7 @@ pub trait BlockInput: sealed::Floats {}
 
 impl<T: sealed::Floats> BlockInput for T {}
 
-pub(crate) use sealed::{FloatMap, Floats};
+pub(crate) use sealed::{FloatMap, Floats, Member};
 
 mod sealed {
     use super::{Device, Tensor};
@@ -27,7 +27,15 @@ mod sealed {
         /// Where the first tensor is, of whatever kind.
         fn first_device(&self) -> Option<Device>;
     }
+
+    /// What may be in a tuple: at most one tensor.
+    pub trait Member: Floats {}
 }
+
+impl<const D: usize> Member for Tensor<D> {}
+impl<const D: usize> Member for Tensor<D, Int> {}
+impl<const D: usize> Member for Tensor<D, Bool> {}
+impl<T: Member> Member for Option<T> {}
 
 impl<const D: usize> Floats for Tensor<D> {
     fn map_floats<F: FloatMap>(self, map: &mut F) -> Self {
@@ -56,7 +64,7 @@ macro_rules! no_floats {
 no_floats!(Int);
 no_floats!(Bool);
 
-impl<T: Floats> Floats for Option<T> {
+impl<T: Member> Floats for Option<T> {
     fn map_floats<F: FloatMap>(self, map: &mut F) -> Self {
         self.map(|tensor| tensor.map_floats(map))
     }
@@ -68,7 +76,7 @@ impl<T: Floats> Floats for Option<T> {
 
 macro_rules! tuple {
     ($($member:ident $index:tt),+) => {
-        impl<$($member: Floats),+> Floats for ($($member,)+) {
+        impl<$($member: Member),+> Floats for ($($member,)+) {
             fn map_floats<F: FloatMap>(self, map: &mut F) -> Self {
                 ($(self.$index.map_floats(map),)+)
             }

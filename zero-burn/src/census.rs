@@ -155,9 +155,26 @@ fn buffers<M: Module>(module: &M) -> HashSet<ParamId> {
     buffers.0
 }
 
-/// Whether a layer has running state.
+/// Whether a layer that is trained has running state.
 pub(crate) fn has_running_state<M: Module>(module: &M) -> bool {
-    !buffers(module).is_empty()
+    /// Of those on a device without autodiff, none can require a gradient.
+    struct WithoutAutodiff(HashSet<ParamId>);
+
+    impl ModuleVisitor for WithoutAutodiff {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            if !param.base().is_autodiff() {
+                self.0.insert(param.id);
+            }
+        }
+    }
+
+    let found = buffers(module);
+    if found.is_empty() {
+        return false;
+    }
+    let mut without = WithoutAutodiff(HashSet::new());
+    module.visit(&mut without);
+    !found.is_subset(&without.0)
 }
 
 /// Initialised float values that do not require a gradient. Running state is always initialised.

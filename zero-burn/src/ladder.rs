@@ -78,16 +78,19 @@ impl Ladder {
             let rung = state.rungs.get(at).and_then(|rung| rung.downcast_ref::<T>()).cloned();
             (wanted, at, rung.unwrap_or_else(&begin))
         };
-        // Burn takes locks of its own, so this is for between ours.
-        while at < wanted {
+        loop {
+            let mut state = lock(&self.0);
+            if state.rungs.len() == at {
+                state.rungs.push(Box::new(rung.clone()));
+            }
+            // Burn takes locks of its own, so a rung is made between ours.
+            drop(state);
+            if at >= wanted {
+                return rung;
+            }
             rung = (0..STRIDE).fold(rung, |rung, _| deepen(rung));
             at += 1;
         }
-        let mut state = lock(&self.0);
-        if state.rungs.len() == wanted {
-            state.rungs.push(Box::new(rung.clone()));
-        }
-        rung
     }
 
     /// Leaves a rung out: what comes next is deeper than a block that is on the tape as one operation.

@@ -7,9 +7,9 @@ use zero_core::ZeroConfig;
 
 use crate::ZeroError;
 
-/// Burn's CPU backend has one random generator for the whole process. Whoever draws initial values holds this lock, so
-/// that engines of one process do not take each other's numbers. It guards nothing of ours.
-static GENERATOR: ReentrantMutex<()> = ReentrantMutex::new(());
+/// Burn's CPU backend has one random generator for the whole process. Whoever draws initial values, or seeds it, holds this
+/// lock, so that engines of one process do not take each other's numbers. It guards nothing of ours.
+pub(crate) static GENERATOR: ReentrantMutex<()> = ReentrantMutex::new(());
 
 /// The generator, waited for no longer than the configuration's deadline.
 pub(crate) fn generator(config: &ZeroConfig) -> Result<ReentrantMutexGuard<'static, ()>, ZeroError> {

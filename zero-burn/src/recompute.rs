@@ -6,22 +6,20 @@ use burn::backend::autodiff::NodeId;
 use burn::backend::{Dispatch, DispatchTensor};
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::{Gradients, Tensor};
-use parking_lot::ReentrantMutex;
 use zero_comm::Region;
 
 use crate::block_input::{BlockInput, FloatMap};
 use crate::block_operation::{BlockGradients, BlockOperations, Gradient, INPUTS, Leaf, Rerun};
 use crate::host::HostTensor;
+use crate::materialize::GENERATOR;
 use crate::{census, ladder, watch};
-
-/// Blocks with a seed of their own run one after the other: Burn's generator may be one for the whole process.
-static SEEDED: ReentrantMutex<()> = ReentrantMutex::new(());
 
 /// Gives `forward(block, input)`, and lets go of what backward would need of it but the input: backward runs the block
 /// again, and then its backward. Costs one more forward of the block, and at stage 3 gathers its parameters once more.
 ///
-/// Gradients are the same to the bit, on devices whose operations repeat to the bit. Works in any model, sharded or not,
-/// with autodiff or without, and within another such block.
+/// Gradients are those without it: to the bit where operations of the device repeat to the bit, but for the order of sums
+/// where an input or a parameter is used several times, in the block and outside. Works in any model, sharded or not, with
+/// autodiff or without, and within another such block.
 ///
 /// ```
 /// use burn::{module::Module, nn::Linear, tensor::Tensor};
@@ -59,8 +57,9 @@ static SEEDED: ReentrantMutex<()> = ReentrantMutex::new(());
 ///
 /// # Panics
 ///
-/// If the block has running statistics. In backward, if the block's output differs from that of forward, which is looked at on the CPU
-/// alone; [`Zero::backward`](crate::Zero::backward) gives that as [`ZeroError::BackwardFailed`](crate::ZeroError::BackwardFailed).
+/// If the block has running statistics, a parameter that is computed from others, or a tensor that is no parameter and depends on
+/// what is learned. In backward, if the block's output differs from that of forward, which is looked at on the CPU alone;
+/// [`Zero::backward`](crate::Zero::backward) gives that as [`ZeroError::BackwardFailed`](crate::ZeroError::BackwardFailed).
 pub fn recompute<M, I, F, const D: usize>(block: &M, input: I, forward: F) -> Tensor<D>
 where
     M: Module + 'static,
@@ -127,6 +126,11 @@ impl<F: Copy + Send + 'static> Block<F> {
         let still = block.clone().map(&mut Still);
         let (output, uses) = watch::watch(|| self.run(&still, input.clone(), Run::First));
         drop(still);
+        assert!(
+            !output.is_tracked(),
+            "recompute: a tensor in a field of the block, which is no parameter, depends on what is learned; its gradient \
+             would be lost: pass it as an input"
+        );
         // Nothing of the tape may be kept on the tape: leaves of their own for the run in backward.
         let own = block.clone().map(&mut Detach);
         let (digest, tracked, leaves) = (digest(&output), parents.tracked().collect::<Vec<_>>(), leaves.0);
@@ -165,7 +169,7 @@ impl<F: Copy + Send + 'static> Block<F> {
     {
         let device = input.first_device().or_else(|| block.devices().into_iter().next());
         let (Some(seed), Some(device)) = (self.seed, device) else { return (self.forward)(block, input) };
-        let _alone = SEEDED.lock();
+        let _alone = GENERATOR.lock();
         device.seed(seed);
         let output = (self.forward)(block, input);
         let mut next = DefaultHasher::new();
@@ -202,6 +206,12 @@ struct Leaves(Vec<Option<NodeId>>);
 impl ModuleVisitor for Leaves {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let base = param.base();
+        assert!(
+            base.is_require_grad() || !base.is_tracked(),
+            "recompute: parameter {} of the block is computed from others; its gradient would be lost: compute it within the \
+             block",
+            param.id
+        );
         let leaf = base.is_tracked().then(|| {
             let leaf = Leaf::default();
             drop(<Dispatch as BlockOperations>::leaf(base.into_dispatch(), leaf.clone()));

@@ -7,7 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
 use std::thread;
 
-use burn::module::{Module, ModuleVisitor, Param, ParamId};
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::nn::{
     BatchNorm, BatchNormConfig, Dropout, DropoutConfig, Embedding, EmbeddingConfig, Linear, LinearConfig,
 };
@@ -380,6 +380,53 @@ fn a_block_that_draws_without_a_seed_is_noticed() {
     });
 }
 
+/// What `run` panics with.
+fn refusal<T>(run: impl FnOnce() -> T) -> String {
+    let panic = catch_unwind(AssertUnwindSafe(|| drop(run()))).unwrap_err();
+    let message = panic.downcast_ref::<String>().cloned();
+    message.or(panic.downcast_ref::<&str>().map(|message| (*message).to_owned())).unwrap()
+}
+
+#[test]
+fn gradients_that_would_be_lost_are_refused() {
+    #[derive(Module, Debug)]
+    struct Biased {
+        block: Block,
+        bias: Tensor<2>,
+    }
+    impl Biased {
+        fn forward(&self, x: Tensor<2>) -> Tensor<2> {
+            self.block.forward(x) + self.bias.clone()
+        }
+    }
+    struct Doubled;
+    impl ModuleMapper for Doubled {
+        fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+            param.map(|value| value * 2.0)
+        }
+    }
+    let device = Device::default().autodiff();
+    let x = Tensor::<2>::ones([3, WIDTH], &device);
+    let bias = |learned: bool| Tensor::ones([3, WIDTH], &device).set_require_grad(learned) * 2.0;
+    let biased = |learned| Biased { block: Block::new(&device), bias: bias(learned) };
+    drop(recompute(&biased(false), x.clone(), Biased::forward).sum().backward());
+    let message = refusal(|| recompute(&biased(true), x.clone(), Biased::forward));
+    assert!(message.contains("pass it as an input"), "{message}");
+    let doubled = Block::new(&device).map(&mut Doubled);
+    let message = refusal(|| recompute(&doubled, x, Block::forward));
+    assert!(message.contains("computed from others"), "{message}");
+}
+
+#[test]
+fn a_block_without_autodiff_takes_inputs_with_it() {
+    let device = Device::default().autodiff();
+    let block = Block::new(&device).valid();
+    let x = Tensor::<2>::ones([3, WIDTH], &device).require_grad();
+    let gradient = |y: Tensor<2>| x.grad(&y.sum().backward()).unwrap().into_data();
+    let again = gradient(recompute(&block, x.clone(), Block::forward));
+    assert_eq!(again, gradient(block.forward(x.clone())));
+}
+
 #[test]
 fn running_statistics_are_refused_before_they_change() {
     #[derive(Module, Debug)]
@@ -390,10 +437,8 @@ fn running_statistics_are_refused_before_they_change() {
     let model = Normed { norm: BatchNormConfig::new(WIDTH).init(&device) };
     let x = Tensor::<2>::ones([3, WIDTH], &device);
     let run = || recompute(&model, x.clone(), |model, x| model.norm.forward(x));
-    let panic = catch_unwind(AssertUnwindSafe(run)).unwrap_err();
-    let message =
-        panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
-    assert!(message.is_some_and(|message| message.contains("running statistics")), "{message:?}");
+    let message = refusal(run);
+    assert!(message.contains("running statistics"), "{message}");
     let mean = model.norm.running_mean.value_sync().into_data().try_to_vec::<f32>().unwrap();
     assert_eq!(mean, [0.0; WIDTH]);
 }
