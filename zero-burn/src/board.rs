@@ -12,14 +12,18 @@ use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 use std::ops::Range;
 use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
+use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
 use burn_cubecl::tensor::CubeTensor;
+use cubecl::future::block_on;
 use zero_comm::{CommError, Communicator, CommunicatorExt, OpKind, ReduceOp, Region, WindowKey};
 use zero_core::{ParameterIndex, Rank};
 
 use crate::arena::Port;
+use crate::device_bucket::Written;
 use crate::engine::lock;
 use crate::windows::Values;
 
@@ -33,6 +37,9 @@ static TRANSFER: Mutex<()> = Mutex::new(());
 
 /// The longest that one who waits does not look whether the world has failed.
 const SLICE: Duration = Duration::from_millis(20);
+
+/// The most tensors that are kept until they have come.
+const MOST_TAKEN: usize = 1 << 10;
 
 /// A window without bytes: to read it shows whether the world has failed.
 const SIGN_OF_LIFE: WindowKey = WindowKey::new(u64::MAX);
@@ -53,6 +60,24 @@ pub(crate) struct Board {
     comm: Arc<dyn Communicator>,
     /// By rank.
     slots: Vec<Arc<Slot>>,
+    is_one_device: bool,
+    /// What may not have come yet. Until it has, its owner must not write there: CubeCL keeps the memory that a kernel reads, but
+    /// not that which is sent.
+    taken: Mutex<Vec<Taken>>,
+}
+
+/// A tensor of another device.
+struct Taken {
+    tensor: CubeTensor,
+    /// When it is here.
+    come: Written,
+    by: ThreadId,
+}
+
+impl std::fmt::Debug for Taken {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Taken").field("by", &self.by).finish_non_exhaustive()
+    }
 }
 
 /// What one rank shows.
@@ -109,7 +134,9 @@ impl Board {
         let Some(slots) = slots.filter(|_| every == [1.0]) else { return Ok(None) };
         comm.expose(SIGN_OF_LIFE, Arc::new(Nothing))?;
         comm.fence("boards")?;
-        Ok(Some(Arc::new(Self { comm: Arc::clone(comm), slots })))
+        let own = slots[comm.rank().index()].port.client.service_id();
+        let is_one_device = slots.iter().all(|slot| slot.port.client.service_id() == own);
+        Ok(Some(Arc::new(Self { comm: Arc::clone(comm), slots, is_one_device, taken: Mutex::default() })))
     }
 
     /// Shows tensors that the device has [written](Self::settle), each in place of what was shown before.
@@ -123,16 +150,63 @@ impl Board {
         drop(before);
     }
 
-    /// Waits until the device has done what this thread gave it to do.
-    ///
-    /// # Panics
-    ///
-    /// If the device fails, as Burn does.
-    pub(crate) fn settle(&self) {
-        let port = self.port();
-        if let Err(error) = cubecl::future::block_on(port.client.sync()) {
-            panic!("{:?} has failed: {error}", port.device);
+    /// Waits until the device has done what this thread gave it to do, `written` included.
+    pub(crate) fn settle<'a>(
+        &self,
+        written: impl IntoIterator<Item = &'a CubeTensor>,
+        label: &str,
+    ) -> Result<(), CommError> {
+        let written = written.into_iter().map(|tensor| &tensor.handle);
+        self.wait(self.port().client.sync_buffers(written), label)?;
+        let here = thread::current().id();
+        let come: Vec<_> = lock(&self.taken).extract_if(.., |taken| taken.by == here).collect();
+        drop(come);
+        Ok(())
+    }
+
+    /// Waits until all that any thread took from other devices has come.
+    pub(crate) fn settle_all(&self, label: &str) -> Result<(), CommError> {
+        let taken = std::mem::take(&mut *lock(&self.taken));
+        taken.into_iter().try_for_each(|Taken { tensor, come, .. }| {
+            self.wait(come, label)?;
+            drop(tensor);
+            Ok(())
+        })
+    }
+
+    /// Waits for a device, no longer than the deadline or until the world fails: its failure is the world's.
+    pub(crate) fn wait(&self, written: Written, label: &str) -> Result<(), CommError> {
+        if self.is_one_device {
+            return block_on(written).map_err(|error| self.fail(label, &error.to_string()));
         }
+        let (begin, (sender, receiver)) = (Instant::now(), mpsc::channel());
+        // Where another device never sends, there is no end; then the thread stays behind.
+        let waiting = thread::Builder::new().name(String::from("device")).spawn(move || {
+            drop(sender.send(block_on(written)));
+        });
+        waiting.map_err(|error| self.fail(label, &error.to_string()))?;
+        loop {
+            match receiver.recv_timeout(SLICE) {
+                Ok(Ok(())) => return Ok(()),
+                Ok(Err(error)) => return Err(self.fail(label, &error.to_string())),
+                Err(RecvTimeoutError::Disconnected) => {
+                    return Err(self.fail(label, "waiting for it panicked"));
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+            self.comm.read(self.comm.rank(), SIGN_OF_LIFE, 0, &mut [], label)?;
+            if begin.elapsed() >= self.comm.deadline() {
+                return Err(self.fail(label, &format!("not done within {:?}", self.comm.deadline())));
+            }
+        }
+    }
+
+    /// Ends the world with what is wrong with this rank's device.
+    pub(crate) fn fail(&self, label: &str, reason: &str) -> CommError {
+        let reason = format!("{:?}: {reason}", self.port().device);
+        self.comm.abort(&reason);
+        let (rank, operation, label) = (self.comm.rank(), OpKind::Read, label.to_owned());
+        CommError::Aborted { rank, reason, operation, label }
     }
 
     /// Whether this rank shows something.
@@ -155,7 +229,7 @@ impl Board {
 
     /// What `rank` shows, on this rank's device.
     pub(crate) fn take(&self, rank: Rank, notice: Notice, label: &str) -> Result<CubeTensor, CommError> {
-        Ok(self.bring(self.find(rank, notice, label)?))
+        self.bring(self.find(rank, notice, label)?, label)
     }
 
     /// As [`take`](Self::take), of some elements.
@@ -171,17 +245,24 @@ impl Board {
         let handle = handle.offset_start(elements.start as u64 * size);
         let handle = handle.offset_end((all - elements.end) as u64 * size);
         let shape = [elements.len()].into();
-        Ok(self.bring(CubeTensor::new_contiguous(client, device, shape, handle, dtype)))
+        self.bring(CubeTensor::new_contiguous(client, device, shape, handle, dtype), label)
     }
 
     /// A tensor of any rank's on the device of this one.
-    fn bring(&self, mut tensor: CubeTensor) -> CubeTensor {
+    fn bring(&self, tensor: CubeTensor, label: &str) -> Result<CubeTensor, CommError> {
         let own = self.port();
         if tensor.client.service_id() == own.client.service_id() {
-            return tensor;
+            return Ok(tensor);
         }
-        let _turn = lock(&TRANSFER);
-        tensor.to_client(own.client.clone(), own.device.clone())
+        if lock(&self.taken).len() >= MOST_TAKEN {
+            self.settle_all(label)?;
+        }
+        let turn = lock(&TRANSFER);
+        let brought = tensor.clone().to_client(own.client.clone(), own.device.clone());
+        drop(turn);
+        let (come, by) = (own.client.sync(), thread::current().id());
+        lock(&self.taken).push(Taken { tensor, come, by });
+        Ok(brought)
     }
 
     /// What `rank` shows, where it is.

@@ -41,9 +41,9 @@ impl DeviceBucket {
         self.port.tensor_of(&self.buffer)
     }
 
-    /// When the device has written what this thread gave it to write.
+    /// When the device has written it.
     pub(crate) fn written(&self) -> Written {
-        self.port.client.sync()
+        self.port.client.sync_buffers([self.buffer.handle()])
     }
 
     /// Clears the place of a gradient.
@@ -108,12 +108,11 @@ pub(crate) fn sum_of_squares(port: &Port, gradients: &[Option<Tensor<1>>]) -> Re
 /// The sums of squares of rows of sums that are on the device, in one pass and one read.
 pub(crate) fn squares<'a>(
     port: &Port,
-    sums: impl Iterator<Item = (Option<&'a Buffer>, &'a Vec<Range<usize>>)>,
+    sums: impl Iterator<Item = (&'a Buffer, &'a Vec<Range<usize>>)>,
 ) -> Result<Vec<Vec<f64>>, KernelError> {
     let mut norms = Norms::new(&port.client);
-    let nothing = port.room(0, DType::F32)?;
     for (sums, rows) in sums {
-        norms.add(sums.unwrap_or(&nothing), rows)?;
+        norms.add(sums, rows)?;
     }
     let norms = norms.read()?.into_iter();
     Ok(norms.map(|rows| rows.iter().map(|row| row.sum_of_squares).collect()).collect())

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use cubecl::future::block_on;
+use burn_cubecl::tensor::CubeTensor;
 use zero_comm::{CommError, Communicator};
 use zero_core::{DType, ParameterIndex, Rank};
 
@@ -12,20 +12,14 @@ use crate::cube;
 use crate::device_bucket::{DeviceBucket, Written};
 use crate::floats::Write;
 use crate::kernels::{Buffer, KernelError, MoveRow, Norms, Onto, move_rows};
+use crate::reduction::Reduction;
 
-/// How a bucket is reduced on devices. Equal on all ranks but for `filled`.
+/// How a bucket is reduced on devices.
 pub(crate) struct DeviceReduction {
     pub(crate) board: Arc<Board>,
     /// Its number.
     pub(crate) bucket: usize,
-    /// Elements of each rank's part.
-    pub(crate) counts: Vec<usize>,
-    /// What sums over several backwards are kept in.
-    pub(crate) accumulate: DType,
-    /// Whether every rank gets all sums, not its part of them alone.
-    pub(crate) to_all: bool,
-    /// What becomes of the sums that are there already.
-    pub(crate) how: Write,
+    pub(crate) plan: Reduction,
     /// Where this rank's gradients lie in the bucket.
     pub(crate) filled: Vec<(ParameterIndex, Vec<Range<usize>>)>,
 }
@@ -53,10 +47,6 @@ impl std::fmt::Debug for Travel {
 impl DeviceReduction {
     /// Adds the bucket up over the ranks, in their order and in `f32`, and puts the sums of this rank's part into those of
     /// `travel`, or adds them.
-    ///
-    /// # Panics
-    ///
-    /// If the device fails, as Burn does.
     pub(crate) fn run(
         &self,
         comm: &dyn Communicator,
@@ -64,62 +54,67 @@ impl DeviceReduction {
         label: &str,
     ) -> Result<(), CommError> {
         let (board, rank) = (&self.board, comm.rank());
+        let failed = |error: KernelError| board.fail(label, &error.to_string());
         if let Some(written) = travel.written.take() {
-            block_on(written).unwrap_or_else(|error| panic!("gradients were not written: {error}"));
+            board.wait(written, label)?;
         }
-        let norms = sound(self.norms(&travel.bucket));
-        let notices = [Notice::Bucket(self.bucket), Notice::Sums(self.bucket)];
-        board.show(vec![(notices[0], travel.bucket.tensor())]);
-        comm.barrier(label)?;
-        let part = sound(self.sum(rank, label)?);
-        let is_direct = self.accumulate == DType::F32 && self.how == Write::Put;
-        if self.to_all {
-            board.settle();
-            board.show(vec![(notices[1], board.port().tensor_of(&part))]);
-            comm.barrier(label)?;
-            let all = comm.world_size().ranks().zip(&self.counts).filter(|(_, count)| **count > 0);
+        let norms = self.norms(&travel.bucket).map_err(failed)?;
+        let (gradients, sums) = (Notice::Bucket(self.bucket), Notice::Sums(self.bucket));
+        board.show(vec![(gradients, travel.bucket.tensor())]);
+        comm.barrier(&format!("{label}: full"))?;
+        let addends = self.addends(self.part(rank), label)?;
+        let part = self.sum(addends, self.part(rank).len()).map_err(failed)?;
+        let Reduction { counts, accumulate, to_all, how, .. } = &self.plan;
+        if *to_all {
+            let shown = board.port().tensor_of(&part);
+            board.settle([&shown], label)?;
+            board.show(vec![(sums, shown)]);
+            comm.barrier(&format!("{label}: summed"))?;
+            let all = comm.world_size().ranks().zip(counts).filter(|(_, count)| **count > 0);
             let parts = all.map(|(rank, &count)| {
-                let sums = board.take_part(rank, notices[1], 0..count, label)?;
-                Ok((self.part(rank).start, cube::elements_of(sums)))
+                Ok((self.part(rank).start, board.take_part(rank, sums, 0..count, label)?))
             });
             let parts: Vec<_> = parts.collect::<Result<_, CommError>>()?;
-            let parts = parts.into_iter().map(|(at, sums)| Ok((at, sums?)));
-            let parts = sound(parts.collect::<Result<Vec<_>, KernelError>>());
-            sound(self.write(&mut travel.sums, self.counts.iter().sum(), &parts));
-        } else if is_direct {
+            self.write(&mut travel.sums, counts.iter().sum(), parts).map_err(failed)?;
+        } else if *accumulate == DType::F32 && *how == Write::Put {
             travel.sums = Some(part);
         } else {
-            sound(self.write(&mut travel.sums, part.len(), &[(0, part)]));
+            let part = board.port().tensor_of(&part);
+            let numel = part.meta.num_elements();
+            self.write(&mut travel.sums, numel, vec![(0, part)]).map_err(failed)?;
         }
-        // Norms are read when all before them is done, the sums included; and what was taken for those has come.
-        travel.not_finite = sound(self.find_not_finite(norms));
-        comm.barrier(label)?;
-        notices.into_iter().for_each(|notice| board.withdraw(notice));
+        // Whoever shows what was taken may have its memory back.
+        let written = travel.sums.as_ref().map(|sums| board.port().tensor_of(sums));
+        board.settle(&written, label)?;
+        travel.not_finite = self.find_not_finite(norms).map_err(failed)?;
+        comm.barrier(&format!("{label}: taken"))?;
+        [gradients, sums].into_iter().for_each(|notice| board.withdraw(notice));
         Ok(())
     }
 
     /// The elements of a rank's part of the bucket.
     fn part(&self, rank: Rank) -> Range<usize> {
-        let start = self.counts[..rank.index()].iter().sum();
-        start..start + self.counts[rank.index()]
+        let counts = &self.plan.counts;
+        let start = counts[..rank.index()].iter().sum();
+        start..start + counts[rank.index()]
     }
 
-    /// The sums over all ranks of this rank's part.
-    fn sum(&self, own: Rank, label: &str) -> Result<Result<Buffer, KernelError>, CommError> {
-        let (port, part) = (self.board.port(), self.part(own));
-        let mut addends = Vec::new();
-        for rank in (0..self.counts.len()).map(Rank::new).filter(|_| !part.is_empty()) {
-            addends.push(self.board.take_part(rank, Notice::Bucket(self.bucket), part.clone(), label)?);
+    /// A part of the bucket as each rank has it, in their order.
+    fn addends(&self, part: Range<usize>, label: &str) -> Result<Vec<CubeTensor>, CommError> {
+        let ranks = (0..self.plan.counts.len()).map(Rank::new).filter(|_| !part.is_empty());
+        let gradients = Notice::Bucket(self.bucket);
+        ranks.map(|rank| self.board.take_part(rank, gradients, part.clone(), label)).collect()
+    }
+
+    fn sum(&self, addends: Vec<CubeTensor>, numel: usize) -> Result<Buffer, KernelError> {
+        let port = self.board.port();
+        let sums = port.room(numel, DType::F32)?;
+        for (rank, addend) in addends.into_iter().enumerate() {
+            let onto = if rank == 0 { Onto::Put } else { Onto::Add };
+            let row = MoveRow { from: 0, to: 0, len: numel };
+            move_rows(&port.client, &cube::elements_of(addend)?, &sums, &[row], 1.0, onto)?;
         }
-        Ok((|| {
-            let sums = port.room(part.len(), DType::F32)?;
-            for (rank, addend) in addends.into_iter().enumerate() {
-                let onto = if rank == 0 { Onto::Put } else { Onto::Add };
-                let row = MoveRow { from: 0, to: 0, len: part.len() };
-                move_rows(&port.client, &cube::elements_of(addend)?, &sums, &[row], 1.0, onto)?;
-            }
-            Ok(sums)
-        })())
+        Ok(sums)
     }
 
     /// Writes parts, with where each begins, into `sums` of so many elements.
@@ -127,20 +122,21 @@ impl DeviceReduction {
         &self,
         sums: &mut Option<Buffer>,
         numel: usize,
-        parts: &[(usize, Buffer)],
+        parts: Vec<(usize, CubeTensor)>,
     ) -> Result<(), KernelError> {
         let port = self.board.port();
-        let onto = match (self.how, &sums) {
+        let onto = match (self.plan.how, &sums) {
             (Write::Add, Some(_)) => Onto::Add,
             (Write::Put | Write::Add, _) => Onto::Put,
         };
         let sums = match sums {
             Some(sums) => sums,
-            None => sums.insert(port.room(numel, self.accumulate)?),
+            None => sums.insert(port.room(numel, self.plan.accumulate)?),
         };
-        parts.iter().try_for_each(|(to, part)| {
-            let row = MoveRow { from: 0, to: *to, len: part.len() };
-            move_rows(&port.client, part, sums, &[row], 1.0, onto)
+        parts.into_iter().try_for_each(|(to, part)| {
+            let part = cube::elements_of(part)?;
+            let row = MoveRow { from: 0, to, len: part.len() };
+            move_rows(&port.client, &part, sums, &[row], 1.0, onto)
         })
     }
 
@@ -151,19 +147,10 @@ impl DeviceReduction {
         Ok(norms)
     }
 
-    /// Waits for the device.
     fn find_not_finite(&self, norms: Norms<'_>) -> Result<Option<ParameterIndex>, KernelError> {
         let norms = norms.read()?;
-        if norms.is_empty() {
-            self.board.settle();
-        }
         let mut found = self.filled.iter().zip(norms);
         let found = found.find(|(_, rows)| rows.iter().any(|row| !row.is_finite));
         Ok(found.map(|((parameter, _), _)| *parameter))
     }
-}
-
-/// What kernels are given here fits: what fails is the device.
-fn sound<T>(result: Result<T, KernelError>) -> T {
-    result.unwrap_or_else(|error| panic!("reducing gradients: {error}"))
 }

@@ -59,8 +59,8 @@ struct Member {
 enum Left {
     /// The shard is the replica, too.
     ShardIsWhole,
-    /// The replica, and what others are shown.
-    Rest(Box<[Option<Tensor<1>>; 2]>),
+    /// The replica.
+    Rest(Box<Option<Tensor<1>>>),
 }
 
 /// The gradients of a bucket on the device, and where in them those of parameters lie.
@@ -137,10 +137,11 @@ impl Step<'_> {
 
     /// Moves a shard out, and what goes back beside it if it is not updated.
     fn move_out(&self, member: &Member) -> (Content, Left) {
-        let Held { shard, whole, shown } = self.engine.holdings.take(member.parameter);
+        // What is shown of it lies in a buffer with the copies of others, and is made anew.
+        let Held { shard, whole, shown: _ } = self.engine.holdings.take(member.parameter);
         let left = match whole.filter(|_| member.change.is_none()) {
             Some(whole) if cube::same_extent(whole.clone(), shard.clone()) => Left::ShardIsWhole,
-            whole => Left::Rest(Box::new([whole, shown])),
+            whole => Left::Rest(Box::new(whole)),
         };
         (Content::Device(Box::new(cube::buffer(shard))), left)
     }
@@ -166,10 +167,7 @@ impl Step<'_> {
         }
         let held = match left {
             Left::ShardIsWhole => Held { whole: Some(shard.clone()), ..Held::new(shard) },
-            Left::Rest(rest) => {
-                let [whole, shown] = *rest;
-                Held { shard, whole, shown }
-            }
+            Left::Rest(whole) => Held { whole: *whole, ..Held::new(shard) },
         };
         self.engine.holdings.put(member.parameter, held);
     }

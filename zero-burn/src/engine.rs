@@ -426,7 +426,7 @@ impl Engine {
     /// Moves the reduced gradients out, with the first that came to this rank and was not finite, and with the sum of
     /// squares over all ranks.
     pub(crate) fn take_gradients(&self) -> Result<(OwnedGradients, Option<ParameterIndex>, f64), ZeroError> {
-        self.settle_reads();
+        self.fail(self.settle_reads().during(|| String::from("reading parameters")))?;
         let mut store = lock(&self.gradients);
         let taken = store.take(self).and_then(|gradients| {
             let sum_of_squares = gradients.sum_of_squares(self)?;

@@ -171,15 +171,12 @@ impl GradientStore {
     }
 
     /// What is in a bucket; what no gradient filled is zero.
-    fn content(&mut self, engine: &Engine, index: usize) -> Content {
+    fn content(&mut self, engine: &Engine, index: usize) -> Result<Content, CommError> {
         let bucket = &engine.layout.buckets()[index];
         let wire = engine.config.precision.reduce();
         #[cfg(feature = "cube")]
         if sums::board(engine).is_some() {
-            match self.content_on_device(engine, index) {
-                Ok(content) => return content,
-                Err(error) => engine.phase.note(error.into()),
-            }
+            return self.content_on_device(engine, index);
         }
         #[cfg(feature = "cube")]
         self.fetch(engine, index);
@@ -190,15 +187,19 @@ impl GradientStore {
                 segments::clear(bucket, parameter, (wire, &mut buffer));
             }
         }
-        Content::OnHost(buffer)
+        Ok(Content::OnHost(buffer))
     }
 
     #[cfg(feature = "cube")]
-    fn content_on_device(&mut self, engine: &Engine, index: usize) -> Result<Content, KernelError> {
+    fn content_on_device(&mut self, engine: &Engine, index: usize) -> Result<Content, CommError> {
         let bucket = &engine.layout.buckets()[index];
+        let failed = |error: KernelError| sums::give_up(engine, index, error.to_string());
         let on_device = match (self.buckets[index].on_device.take(), &engine.port) {
             (Some(on_device), _) => on_device,
-            (None, Some(port)) => DeviceBucket::new(port.clone(), bucket, engine.config.precision.reduce())?,
+            (None, Some(port)) => {
+                let wire = engine.config.precision.reduce();
+                DeviceBucket::new(port.clone(), bucket, wire).map_err(failed)?
+            }
             (None, None) => unreachable!("who has a board has a way to a device"),
         };
         let mut filled = Vec::new();
@@ -206,7 +207,7 @@ impl GradientStore {
             if std::mem::take(&mut self.filled[parameter.index()]) {
                 filled.push((parameter, segments::places(bucket, parameter)));
             } else {
-                on_device.clear(bucket, parameter)?;
+                on_device.clear(bucket, parameter).map_err(failed)?;
             }
         }
         Ok(Content::OnDevice(on_device, filled))
@@ -249,7 +250,7 @@ impl GradientStore {
             return;
         }
         let sums = std::mem::take(&mut self.buckets[index].sums);
-        self.put(index, sums.reduce(engine, index, content));
+        self.put(index, content.and_then(|content| sums.reduce(engine, index, content)));
         if self.buckets[index].sums.are_coming() {
             self.on_their_way.push_back(index);
         }

@@ -96,12 +96,12 @@ impl Holdings {
     /// Gives a shard memory of its own, if it may lie in one buffer with those that are updated with it.
     #[cfg(feature = "cube")]
     pub(crate) fn put_apart(&self, parameter: ParameterIndex) {
-        let Held { shard, whole, shown } = self.take(parameter);
+        let Held { shard, whole, shown: _ } = self.take(parameter);
         let is_shard = whole.as_ref().is_some_and(|whole| cube::same_extent(whole.clone(), shard.clone()));
         // A copy, to the bit but for NaN.
         let shard = shard.mul_scalar(1.0);
         let whole = if is_shard { Some(shard.clone()) } else { whole };
-        self.put(parameter, Held { shard, whole, shown });
+        self.put(parameter, Held { whole, ..Held::new(shard) });
     }
 
     /// Puts a parameter in place.

@@ -3,6 +3,7 @@
 #[cfg(feature = "cube")]
 use std::sync::Arc;
 
+use zero_comm::CommError;
 #[cfg(feature = "cube")]
 use zero_core::ParameterIndex;
 
@@ -36,12 +37,14 @@ impl Engine {
     }
 
     /// Waits until this rank has read all that it asked others' devices for: once the ranks agree on a step, shards change.
-    pub(crate) fn settle_reads(&self) {
+    pub(crate) fn settle_reads(&self) -> Result<(), CommError> {
         #[cfg(feature = "cube")]
         if let Some(board) = &self.board {
             self.gathers.settle();
-            board.settle();
+            board.settle([], "parameters that were read")?;
+            board.settle_all("parameters that were read")?;
         }
+        Ok(())
     }
 
     /// Whether a shard is no part of a replica.

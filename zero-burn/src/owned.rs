@@ -1,7 +1,7 @@
 //! Reduced gradients on their way to the optimizer.
 
 #[cfg(feature = "cube")]
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -100,44 +100,50 @@ impl OwnedGradients {
             // Every rank adds zeros but at its own place, so this gathers.
             engine.comm.all_reduce(&mut by_rank, ReduceOp::Sum, "gradient norm")?;
         }
-        Ok(read.map(|()| by_rank.iter().sum()))
+        let mut sum = [by_rank.iter().sum::<f64>()];
+        if let Self::Replicated(_) = self
+            && engine.has_device()
+        {
+            // Devices of another kind add in another order.
+            engine.comm.broadcast(&mut sum, Rank::ROOT, "gradient norm")?;
+        }
+        Ok(read.map(|()| sum[0]))
     }
 
-    /// The sums of squares, by rank, of the gradients whose sums are on the device, in one pass and one read.
+    /// The sums of squares, by rank, of the gradients whose sums are on the device, in one pass and one read; NaN where the
+    /// device has failed, which the next call tells.
     #[cfg(feature = "cube")]
     fn squares_on_device(&self, engine: &Engine) -> HashMap<ParameterIndex, Vec<f64>> {
         let (Self::Parts(parts) | Self::Replicated(parts), Some(port)) = (self, &engine.port) else {
             return HashMap::new();
         };
-        let mut owners = Vec::new();
-        let mut rows: Vec<Vec<Range<usize>>> = vec![Vec::new(); parts.len()];
+        let mut rows: BTreeMap<usize, Vec<Range<usize>>> = BTreeMap::new();
+        let mut owners: BTreeMap<usize, Vec<(ParameterIndex, Rank)>> = BTreeMap::new();
         for parameter in engine.layout.parameters() {
             for (bucket, segment) in self.segments(engine, parameter.index()) {
                 if let Part::Device(_) = &parts[bucket] {
                     let start = self.start(engine, bucket, segment);
-                    owners.push((bucket, rows[bucket].len(), parameter.index(), segment.rank));
-                    rows[bucket].push(start..start + segment.source.len());
+                    rows.entry(bucket).or_default().push(start..start + segment.source.len());
+                    owners.entry(bucket).or_default().push((parameter.index(), segment.rank));
                 }
             }
         }
-        let on_device = parts.iter().map(|part| match part {
-            Part::Device(sums) => Some(sums),
+        let on_device = rows.iter().filter_map(|(bucket, rows)| match &parts[*bucket] {
+            Part::Device(sums) => Some((sums, rows)),
             _ => None,
         });
-        match device_bucket::squares(port, on_device.zip(&rows)) {
-            Ok(squares) => {
-                let mut by_parameter = HashMap::new();
-                for (bucket, row, parameter, rank) in owners {
-                    let by_rank = by_parameter.entry(parameter).or_insert_with(|| vec![0.0; engine.world()]);
-                    by_rank[rank.index()] += squares[bucket][row];
-                }
-                by_parameter
-            }
-            Err(error) => {
-                engine.phase.note(error.into());
-                HashMap::new()
+        let squares = device_bucket::squares(port, on_device).unwrap_or_else(|error| {
+            engine.phase.note(error.into());
+            rows.values().map(|rows| vec![f64::NAN; rows.len()]).collect()
+        });
+        let mut by_parameter = HashMap::new();
+        for (owners, squares) in owners.values().zip(squares) {
+            for (&(parameter, rank), square) in owners.iter().zip(squares) {
+                let by_rank = by_parameter.entry(parameter).or_insert_with(|| vec![0.0; engine.world()]);
+                by_rank[rank.index()] += square;
             }
         }
+        by_parameter
     }
 
     /// Shows the gradient of the elements `rows` of this rank's part of `parameter`, piece by piece: `see` gets where a piece

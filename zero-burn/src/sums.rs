@@ -2,10 +2,11 @@
 
 #[cfg(feature = "cube")]
 use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Instant;
 
-use zero_comm::{CommError, Communicator, OpKind, Work};
+use zero_comm::{CommError, Communicator, OpKind, Work, panic_message};
 use zero_core::{Bucket, Layout, ParameterIndex};
 use zero_offload::HostBuffer;
 
@@ -152,34 +153,23 @@ pub(crate) fn board(engine: &Engine) -> Option<&Arc<Board>> {
 #[cfg(feature = "cube")]
 fn on_device(
     engine: &Engine,
-    index: usize,
+    bucket: usize,
     how: Write,
-    mut travel: Travel,
+    travel: Travel,
     filled: Vec<(ParameterIndex, Vec<Range<usize>>)>,
 ) -> Result<Arrived, CommError> {
-    let plan = reduction(engine, index, how);
+    let plan = reduction(engine, bucket, how);
     let bytes = plan.bytes(engine.comm.rank().index());
-    let Reduction { counts, accumulate, to_all, .. } = plan;
     let board = board(engine).expect("buckets stay on devices only where ranks have one");
-    let bucket = index;
-    let reduction =
-        DeviceReduction { board: Arc::clone(board), bucket, counts, accumulate, to_all, how, filled };
-    let (label, recorder) = (&engine.bucket_labels[index], Arc::clone(&engine.recorder));
+    let reduction = DeviceReduction { board: Arc::clone(board), bucket, plan, filled };
+    let recorder = Arc::clone(&engine.recorder);
     let run = move |comm: &dyn Communicator, travel: &mut Travel, label: &str| {
         recorder.during(Activity::Reduce, label, bytes, || reduction.run(comm, travel, label))
     };
-    match &engine.reductions {
-        Some(queue) => {
-            let work = queue.submit(OpKind::ReduceScatter, label, bytes, travel, run);
-            Ok((Sums::ComingOnDevice(work), None))
-        }
-        None => {
-            let begin = Instant::now();
-            run(&*engine.comm, &mut travel, label)?;
-            engine.recorder.exposed(Activity::Reduce, begin);
-            Ok(travelled(travel))
-        }
-    }
+    Ok(match start(engine, bucket, bytes, travel, run)? {
+        Started::BesideCompute(work) => (Sums::ComingOnDevice(work), None),
+        Started::Done(travel) => travelled(travel),
+    })
 }
 
 #[cfg(feature = "cube")]
@@ -227,7 +217,7 @@ fn on_host(
 ) -> Result<Sums, CommError> {
     let reduction = reduction(engine, index, how);
     let bytes = reduction.bytes(engine.comm.rank().index());
-    let (label, scratch) = (&engine.bucket_labels[index], engine.scratch.clone());
+    let scratch = engine.scratch.clone();
     let recorder = Arc::clone(&engine.recorder);
     let (place, nothing) = (on_disk(engine, index).cloned(), engine.sums.clone());
     let run = move |comm: &dyn Communicator,
@@ -244,15 +234,42 @@ fn on_host(
         }
         Ok(())
     };
-    match &engine.reductions {
-        Some(queue) => {
-            Ok(Sums::Coming(queue.submit(OpKind::ReduceScatter, label, bytes, (bucket, sums), run)))
-        }
-        None => {
-            let (begin, mut buffers) = (Instant::now(), (bucket, sums));
-            run(&*engine.comm, &mut buffers, label)?;
-            engine.recorder.exposed(Activity::Reduce, begin);
-            Ok(arrived(engine, index, buffers.1))
-        }
+    Ok(match start(engine, index, bytes, (bucket, sums), run)? {
+        Started::BesideCompute(work) => Sums::Coming(work),
+        Started::Done((_, sums)) => arrived(engine, index, sums),
+    })
+}
+
+enum Started<B> {
+    BesideCompute(Work<B>),
+    Done(B),
+}
+
+/// Reduces a bucket, beside compute or at once.
+fn start<B: Send + 'static>(
+    engine: &Engine,
+    index: usize,
+    bytes: usize,
+    mut buffers: B,
+    run: impl FnOnce(&dyn Communicator, &mut B, &str) -> Result<(), CommError> + Send + 'static,
+) -> Result<Started<B>, CommError> {
+    let label = &engine.bucket_labels[index];
+    if let Some(queue) = &engine.reductions {
+        let work = queue.submit(OpKind::ReduceScatter, label, bytes, buffers, run);
+        return Ok(Started::BesideCompute(work));
     }
+    let begin = Instant::now();
+    let ran = catch_unwind(AssertUnwindSafe(|| run(&*engine.comm, &mut buffers, label)));
+    // The others are in the middle of it: they are to hear why, as from a queue.
+    ran.unwrap_or_else(|panic| Err(give_up(engine, index, panic_message(&*panic))))?;
+    engine.recorder.exposed(Activity::Reduce, begin);
+    Ok(Started::Done(buffers))
+}
+
+/// Ends the world because this rank cannot reduce a bucket.
+pub(crate) fn give_up(engine: &Engine, index: usize, reason: String) -> CommError {
+    engine.comm.abort(&reason);
+    let (rank, operation, label) =
+        (engine.comm.rank(), OpKind::ReduceScatter, engine.bucket_labels[index].clone());
+    CommError::Aborted { rank, reason, operation, label }
 }

@@ -61,8 +61,8 @@ impl Windows {
         if let Some(board) = &self.board {
             let shards = shards.into_iter();
             let shards = shards.map(|(parameter, shard)| (self.notice(parameter), cube::buffer(shard)));
-            let shards = shards.collect();
-            board.settle();
+            let shards: Vec<_> = shards.collect();
+            board.settle(shards.iter().map(|(_, shard)| shard), "updated parameters")?;
             board.show(shards);
             return Ok(());
         }
@@ -124,7 +124,8 @@ impl Windows {
                 #[cfg(feature = "cube")]
                 if let Some(board) = &self.board {
                     let shard = board.find(rank, self.notice(parameter), spec.name())?;
-                    cube::read(&shard, 0, "reading shards", into).unwrap_or_else(|error| panic!("{error}"));
+                    cube::read(&shard, 0, "reading shards", into)
+                        .map_err(|error| board.fail(spec.name(), &error.to_string()))?;
                     continue;
                 }
                 self.comm.read(rank, self.values.key(parameter), 0, into, spec.name())?;
@@ -137,7 +138,7 @@ impl Windows {
     ///
     /// # Panics
     ///
-    /// If ranks do not show their shards there, or the device fails, as Burn does.
+    /// If ranks do not show their shards there.
     #[cfg(feature = "cube")]
     pub(crate) fn whole_on_device(&self, parameter: ParameterIndex) -> Result<CubeTensor, CommError> {
         let board = self.board.as_ref().expect("asked for only where ranks have one");
@@ -149,7 +150,7 @@ impl Windows {
             });
             let shards: Vec<_> = shards.collect::<Result<_, CommError>>()?;
             let whole = arena::join(board.port(), self.dtype, spec.numel(), shards);
-            Ok(whole.unwrap_or_else(|error| panic!("{error}")))
+            whole.map_err(|error| board.fail(spec.name(), &error.to_string()))
         })
     }
 
@@ -158,7 +159,7 @@ impl Windows {
     pub(crate) fn whole_when_there(&self, parameter: ParameterIndex) -> Result<CubeTensor, CommError> {
         let whole = self.whole_on_device(parameter)?;
         if let Some(board) = &self.board {
-            board.settle();
+            board.settle([&whole], self.layout.parameters()[parameter.index()].name())?;
         }
         Ok(whole)
     }
