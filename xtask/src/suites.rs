@@ -90,8 +90,8 @@ const DEVICE_FUSION: &str = "wgpu,cuda-source,fusion,autotune";
 const DEVICE_NEXTEST: &[&str] = &device_tests(["nextest", "run", "--no-fail-fast"], DEVICE);
 const DEVICE_TEST: &[&str] = &device_tests(["test", "--quiet", "--no-fail-fast"], DEVICE);
 
-/// Two packages have tests on devices.
-const fn device_tests(runner: [&'static str; 3], features: &'static str) -> [&'static str; 13] {
+/// Two packages have tests on devices, and tests of what is there with devices alone.
+const fn device_tests(runner: [&'static str; 3], features: &'static str) -> [&'static str; 14] {
     let [a, b, c] = runner;
     [
         a,
@@ -103,6 +103,7 @@ const fn device_tests(runner: [&'static str; 3], features: &'static str) -> [&'s
         "gpt",
         "--features",
         features,
+        "--lib",
         "--test",
         "devices",
         "--test",

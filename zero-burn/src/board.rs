@@ -176,29 +176,14 @@ impl Board {
 
     /// Waits for a device, no longer than the deadline or until the world fails: its failure is the world's.
     pub(crate) fn wait(&self, written: Written, label: &str) -> Result<(), CommError> {
-        if self.is_one_device {
-            return block_on(written).map_err(|error| self.fail(label, &error.to_string()));
-        }
-        let (begin, (sender, receiver)) = (Instant::now(), mpsc::channel());
-        // Where another device never sends, there is no end; then the thread stays behind.
-        let waiting = thread::Builder::new().name(String::from("device")).spawn(move || {
-            drop(sender.send(block_on(written)));
-        });
-        waiting.map_err(|error| self.fail(label, &error.to_string()))?;
-        loop {
-            match receiver.recv_timeout(SLICE) {
-                Ok(Ok(())) => return Ok(()),
-                Ok(Err(error)) => return Err(self.fail(label, &error.to_string())),
-                Err(RecvTimeoutError::Disconnected) => {
-                    return Err(self.fail(label, "waiting for it panicked"));
-                }
-                Err(RecvTimeoutError::Timeout) => {}
-            }
-            self.comm.read(self.comm.rank(), SIGN_OF_LIFE, 0, &mut [], label)?;
-            if begin.elapsed() >= self.comm.deadline() {
-                return Err(self.fail(label, &format!("not done within {:?}", self.comm.deadline())));
-            }
-        }
+        let waited = match self.is_one_device {
+            true => block_on(written).map_err(|error| Waited::Failed(error.to_string())),
+            false => wait(&*self.comm, written, label),
+        };
+        waited.map_err(|waited| match waited {
+            Waited::World(error) => error,
+            Waited::Failed(reason) => self.fail(label, &reason),
+        })
     }
 
     /// Ends the world with what is wrong with this rank's device.
@@ -294,6 +279,35 @@ impl Board {
     }
 }
 
+/// Why a wait ended that was in vain.
+#[derive(Debug)]
+enum Waited {
+    World(CommError),
+    Failed(String),
+}
+
+/// Waits in a thread of its own. Where another device never sends, there is no end; then the thread stays behind.
+fn wait(comm: &dyn Communicator, written: Written, label: &str) -> Result<(), Waited> {
+    let (begin, (sender, receiver)) = (Instant::now(), mpsc::channel());
+    let waiting = thread::Builder::new().name(String::from("device")).spawn(move || {
+        drop(sender.send(block_on(written)));
+    });
+    waiting.map_err(|error| Waited::Failed(error.to_string()))?;
+    loop {
+        match receiver.recv_timeout(SLICE) {
+            Ok(written) => return written.map_err(|error| Waited::Failed(error.to_string())),
+            Err(RecvTimeoutError::Disconnected) => {
+                return Err(Waited::Failed(String::from("waiting for it panicked")));
+            }
+            Err(RecvTimeoutError::Timeout) => {}
+        }
+        comm.read(comm.rank(), SIGN_OF_LIFE, 0, &mut [], label).map_err(Waited::World)?;
+        if begin.elapsed() >= comm.deadline() {
+            return Err(Waited::Failed(format!("not done within {:?}", comm.deadline())));
+        }
+    }
+}
+
 /// Whether memory goes from one device to the other without the host.
 fn reaches(from: &Port, to: &Port) -> bool {
     let [from, to] = [&from.client, &to.client];
@@ -305,4 +319,43 @@ fn reaches(from: &Port, to: &Port) -> bool {
 fn process() -> i64 {
     static PROCESS: OnceLock<i64> = OnceLock::new();
     *PROCESS.get_or_init(|| RandomState::new().hash_one(std::process::id()).cast_signed())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::{pending, ready};
+
+    use zero_comm::LocalWorld;
+    use zero_core::WorldSize;
+
+    use super::*;
+
+    /// What each of two ranks waits for, and what comes of it.
+    fn waits(written: impl Fn(usize) -> Written + Sync, aborts: bool) -> Vec<String> {
+        let world = LocalWorld::new(WorldSize::new(2).unwrap()).with_deadline(Duration::from_millis(300));
+        let waited = world.run(|comm| {
+            comm.expose(SIGN_OF_LIFE, Arc::new(Nothing))?;
+            comm.fence("signs of life")?;
+            let rank = comm.rank().index();
+            if aborts && rank == 1 {
+                comm.abort("no more");
+                return Ok(String::new());
+            }
+            Ok::<_, CommError>(format!("{:?}", wait(&*comm, written(rank), "a wait")))
+        });
+        waited.unwrap_or_else(|error| vec![error.to_string()])
+    }
+
+    #[test]
+    fn a_wait_ends_with_what_is_waited_for_at_the_deadline_or_with_the_world() {
+        assert_eq!(waits(|_| Box::pin(ready(Ok(()))), false), ["Ok(())", "Ok(())"]);
+        for waited in waits(|_| Box::pin(pending()), false) {
+            assert!(waited.contains("not done within 300ms"), "{waited}");
+        }
+        for waited in waits(|_| Box::pin(async { panic!("a device is lost") }), false) {
+            assert!(waited.contains("panicked"), "{waited}");
+        }
+        let waited = waits(|_| Box::pin(pending()), true).concat();
+        assert!(waited.contains("no more"), "{waited}");
+    }
 }

@@ -434,6 +434,31 @@ fn what_comes_from_devices_is_what_comes_through_the_host() {
 }
 
 #[test]
+fn a_rank_that_gives_up_is_named_by_all() {
+    for size in world_sizes().into_iter().filter(|size| *size > 1) {
+        for (stage, overlap) in [(Stage::Zero, true), (Stage::Two, false), (Stage::Three, true)] {
+            let config = ZeroConfig { overlap, ..config(stage) };
+            let outcome = LocalWorld::new(world(size)).with_deadline(config.deadline()).run(|comm| {
+                let zero = Zero::new(config.clone(), &comm, device(&comm)?)?;
+                let mut model = zero.shard(Odd::new)?;
+                let mut optimizer = zero.optimizer(adamw())?;
+                for step in 0..3 {
+                    let loss = model.loss(rows(step, 0..2, zero.device()), 0);
+                    if step == 1 && comm.rank().index() == 1 {
+                        comm.abort("gives up");
+                    }
+                    zero.backward(loss)?;
+                    optimizer.step(LR, &mut model)?;
+                }
+                Ok::<_, ZeroError>(())
+            });
+            let error = outcome.unwrap_err().to_string();
+            assert!(error.contains("rank 1") && error.contains("gives up"), "{stage}, {size} ranks: {error}");
+        }
+    }
+}
+
+#[test]
 fn blocks_that_are_run_again_give_the_same_training() {
     for (size, stage) in
         world_sizes().into_iter().flat_map(|size| [Stage::One, Stage::Three].map(|stage| (size, stage)))
