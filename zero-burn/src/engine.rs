@@ -53,7 +53,7 @@ pub(crate) struct Engine {
     pub(crate) masters: Option<Windows>,
     /// By parameter: the replica on its way, since the last step.
     pub(crate) renewals: Mutex<Vec<Option<Work<()>>>>,
-    gradients: Mutex<GradientStore>,
+    pub(crate) gradients: Mutex<GradientStore>,
     /// Where gradients wait for the step that do not wait in memory.
     pub(crate) spill: Option<Spill>,
     standing: Mutex<Standing>,
@@ -489,9 +489,9 @@ impl Engine {
         let windows = [&self.windows].into_iter().chain(&self.masters).filter(|_| self.has_windows());
         MemoryReport {
             state: StateBytes { optimizer, ..*lock(&self.after_backward) },
-            gathered: self.gathers.pool().live(),
+            gathered: self.gathers.live(),
             gathered_peak: self.gathers.pool().peak(),
-            buckets: self.scratch.pool().live(),
+            buckets: self.scratch.pool().live() + self.buckets_on_device(),
             windows: windows.map(Windows::copied_bytes).sum(),
             idle: pools.map(HostPool::idle).into_iter().sum(),
             allocations: pools.map(HostPool::allocations).into_iter().sum(),

@@ -194,6 +194,22 @@ impl Gathers {
         }
     }
 
+    /// Bytes of what is gathered, as far as it is known: not what is on the device and in use.
+    pub(crate) fn live(&self) -> Bytes {
+        #[cfg(feature = "cube")]
+        let on_device: Bytes = {
+            let slots = &lock(&self.state).slots;
+            let kept = slots.iter().filter_map(|slot| match &slot.resident {
+                Some(Resident::Here(Gathered::OnDevice(whole))) => Some(Bytes::new(cube::bytes(whole))),
+                _ => None,
+            });
+            kept.sum()
+        };
+        #[cfg(not(feature = "cube"))]
+        let on_device = Bytes::ZERO;
+        self.pool.live() + on_device
+    }
+
     /// How often a parameter was found gathered, and how often not, since the engine began.
     pub(crate) fn statistics(&self) -> LookAheadStatistics {
         let LookAheadStatistics { hits, misses, wasted } = lock(&self.state).ahead.statistics();

@@ -387,6 +387,15 @@ impl GradientStore {
         Bytes::new(whole + buckets.sum::<usize>() as u64)
     }
 
+    /// Bytes of buckets on the device that fill or are on their way.
+    #[cfg(feature = "cube")]
+    pub(crate) fn buckets_on_device(&self, engine: &Engine) -> Bytes {
+        let wire = engine.config.precision.reduce();
+        let buckets = self.buckets.iter().zip(engine.layout.buckets());
+        let held = buckets.filter(|(held, _)| held.on_device.is_some() || held.sums.travel_on_device());
+        held.map(|(_, bucket)| Bytes::of(bucket.numel(), wire)).sum()
+    }
+
     /// Reduces what is not reduced yet and moves all gradients out.
     pub(crate) fn take(&mut self, engine: &Engine) -> Result<OwnedGradients, CommError> {
         if engine.world() == 1 && !engine.reduces_in_backward() {

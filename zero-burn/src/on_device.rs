@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use zero_comm::CommError;
+use zero_core::Bytes;
 #[cfg(feature = "cube")]
 use zero_core::ParameterIndex;
 
@@ -13,6 +14,8 @@ use crate::arena::Port;
 #[cfg(feature = "cube")]
 use crate::base::updates_on_host;
 use crate::engine::Engine;
+#[cfg(feature = "cube")]
+use crate::engine::lock;
 #[cfg(feature = "cube")]
 use crate::kernels::KernelError;
 
@@ -45,6 +48,14 @@ impl Engine {
             board.settle_all("parameters that were read")?;
         }
         Ok(())
+    }
+
+    /// Bytes of buckets on the device that fill or are on their way.
+    pub(crate) fn buckets_on_device(&self) -> Bytes {
+        #[cfg(feature = "cube")]
+        return lock(&self.gradients).buckets_on_device(self);
+        #[cfg(not(feature = "cube"))]
+        Bytes::ZERO
     }
 
     /// Whether a shard is no part of a replica.

@@ -9,10 +9,11 @@ pub struct MemoryReport {
     /// Parameters and gradients as held when the last backward ended, and optimizer state as held now.
     pub state: StateBytes,
     /// Gathered parameters alive now: what layers in the middle of their work or a model from
-    /// [`unshard`](crate::Zero::unshard) hold, and what is gathered ahead or kept for its next use.
+    /// [`unshard`](crate::Zero::unshard) hold, and what is gathered ahead or kept for its next use. Of what is taken from other
+    /// ranks' devices the last alone: Burn does not tell how long it holds the rest.
     pub gathered: Bytes,
     /// The most that gathered parameters took at once, since the engine started or
-    /// [`reset_gathered_peak`](crate::Zero::reset_gathered_peak).
+    /// [`reset_gathered_peak`](crate::Zero::reset_gathered_peak); without what is taken from devices.
     pub gathered_peak: Bytes,
     /// Buckets that fill with gradients or are on their way to their owners now.
     pub buckets: Bytes,

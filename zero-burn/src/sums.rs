@@ -64,6 +64,12 @@ impl Sums {
         }
     }
 
+    /// Whether the bucket is on its way between devices.
+    #[cfg(feature = "cube")]
+    pub(crate) const fn travel_on_device(&self) -> bool {
+        matches!(self, Self::ComingOnDevice(_))
+    }
+
     /// Waits for those of a bucket that is on its way.
     pub(crate) fn arrive(self, engine: &Engine, index: usize) -> Result<Arrived, CommError> {
         let is_done = match &self {
