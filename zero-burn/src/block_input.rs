@@ -4,6 +4,22 @@ use burn::tensor::{Bool, Device, Int, Tensor};
 
 /// What [`recompute`](crate::recompute) hands to a block: a tensor of any kind, an option of one, or a tuple of up to four of
 /// these.
+///
+/// ```
+/// # use burn::tensor::{Bool, Tensor};
+/// # use zero_burn::BlockInput;
+/// fn takes<T: BlockInput>() {}
+/// takes::<(Tensor<3>, Option<Tensor<2, Bool>>)>();
+/// ```
+///
+/// Tuples are not nested:
+///
+/// ```compile_fail
+/// # use burn::tensor::{Bool, Tensor};
+/// # use zero_burn::BlockInput;
+/// # fn takes<T: BlockInput>() {}
+/// takes::<((Tensor<3>, Tensor<3>), Tensor<3>)>();
+/// ```
 pub trait BlockInput: sealed::Floats {}
 
 impl<T: sealed::Floats> BlockInput for T {}

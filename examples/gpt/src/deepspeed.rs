@@ -15,8 +15,9 @@ use crate::rates::Rates;
 use crate::settings::Settings;
 
 /// What DeepSpeed does not know, of `[zero]`: [`DeepSpeedFile::follow`] keeps it.
-const KEPT: [&str; 7] = [
+const KEPT: [&str; 8] = [
     "alignment",
+    "device_transport",
     "seed",
     "deadline_seconds",
     "reduce_gradients",
@@ -93,6 +94,7 @@ impl DeepSpeedFile {
         let mut settings = settings.clone();
         settings.zero = ZeroConfig {
             alignment: settings.zero.alignment,
+            device_transport: settings.zero.device_transport,
             seed: settings.zero.seed,
             deadline_seconds: settings.zero.deadline_seconds,
             reduce_gradients: settings.zero.reduce_gradients,

@@ -282,7 +282,7 @@ fn followed(folder: &TempDir, zero: &str, flags: &[&str]) -> anyhow::Result<Sett
 fn what_deepspeed_does_not_know_is_kept() {
     let folder = folder();
     write(&folder, &typical("bf16"));
-    let zero = "reduce_gradients = \"at-step\"\nalignment = 8\nseed = 3\ndeadline_seconds = 7.0\n\
+    let zero = "reduce_gradients = \"at-step\"\nalignment = 8\nseed = 3\ndeadline_seconds = 7.0\ndevice_transport = false\n\
                 offload = { buffer_bytes = 4194304, exact_steps = 2 }";
     let kept = followed(&folder, zero, &["--delayed-update"]).unwrap().zero;
     let offload = Offload {
@@ -294,6 +294,7 @@ fn what_deepspeed_does_not_know_is_kept() {
     assert_eq!(kept.offload, offload);
     assert_eq!(kept.reduce_gradients, Some(ReduceGradients::AtStep));
     assert_eq!((kept.alignment.get(), kept.seed, kept.deadline_seconds), (8, 3, 7.0));
+    assert!(!kept.device_transport);
 }
 
 #[test]
