@@ -40,7 +40,7 @@
 //! - `engine`, `publication`, `export`: one rank's state of one model, how others see what became of it, and whole masters; `held`, `windows`,
 //!   `gathers`: shards and replicas, what ranks show each other of them, and what is gathered on demand and ahead;
 //!   `queues`: threads for that.
-//! - `gradients`, `segments`, `reduction`, `owned`, `scratch`: what lies between backward and step, and memory for it; `rates`:
+//! - `gradients`, `sums`, `segments`, `reduction`, `owned`, `scratch`: what lies between backward and step, and memory for it; `rates`:
 //!   rates for ranks to compare.
 //! - `optimizer`, `group`, `rule`: [`ZeroOptimizer`], parameter groups, and what an optimizer of shards has to do; `stored`,
 //!   `elementwise`: Burn's optimizers, their state at rest, and which of them qualify; `fused`, `fused_state`,
@@ -49,9 +49,10 @@
 //! - `checkpoints`: [`Checkpoints`]; `ranks`: who saves together; `contents`, `restore`, `kept`, `progress`: what goes into
 //!   one, what comes out of it, and states and counters as one sees them; `record`: [`write_record`].
 //! - `host`, `floats`, `shared`: tensors as host memory, numbers of 16 and 32 bits in it, gathered ones that are still alive.
-//! - `devices`: [`DeviceKind`], and which device a rank takes; with a runtime of CubeCL's also `cube`, `arena`, `device_bucket`,
-//!   `device_update`, `on_device`: tensors as buffers of a device, several side by side in one, gradients on their way to a bucket there,
-//!   a step of [`Fused`] there, and what else is other there.
+//! - `devices`: [`DeviceKind`], and which device a rank takes; with a runtime of CubeCL's also `cube`, `arena`: tensors as
+//!   buffers of a device, several side by side in one; `board`: what ranks of one process show each other there;
+//!   `device_bucket`, `device_reduction`, `device_update`, `on_device`: gradients on their way to a bucket there, sums of
+//!   buckets, a step of [`Fused`], and what else is other there.
 //! - `kernels`, with a runtime of CubeCL's: updates, norms, moves and quantization of many tensors in buffers on a device, for
 //!   whoever has such.
 //! - `report`, `statistics`: [`MemoryReport`], [`Statistics`] and [`TraceEvent`].

@@ -467,20 +467,23 @@ fn blocks_that_are_run_again_give_the_same_training() {
             let mut runs = with_engines_on(&device, &config(stage), size, |comm, zero| {
                 let mut model =
                     zero.shard(|device| GPT.init(device).map(&mut Known).with_recompute(again))?;
-                let mut optimizer = zero.optimizer(adamw())?;
+                // Adam would make large steps of what rounding leaves of a gradient.
+                let mut optimizer = zero.optimizer(Fused::new(Sgd::default())?)?;
                 let mut run = Run::new();
                 for step in 0..3 {
                     let row = step * size + comm.rank().index();
                     let rows = || tokens(row..row + 1, zero.device());
                     zero.backward(model.loss(rows(), rows()))?;
-                    run.record(&optimizer.step(LR, &mut model)?);
+                    run.record(&optimizer.step(0.1, &mut model)?);
                 }
                 run.weights = weights(&zero.unshard(&model)?);
                 Ok(run)
             });
             runs.swap_remove(0)
         };
-        run(true).assert_close(&run(false), 1e-6, &format!("{stage}, {size} ranks"));
+        // Fused, the two runs of a block need not be the same kernels.
+        let relative = if cfg!(feature = "fusion") { 1e-5 } else { 1e-6 };
+        run(true).assert_close(&run(false), relative, &format!("{stage}, {size} ranks"));
     }
 }
 
