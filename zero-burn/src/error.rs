@@ -1,18 +1,18 @@
 //! What can go wrong, one variant per cause.
 
-use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use zero_checkpoint::CheckpointError;
 use zero_comm::CommError;
-use zero_core::{ConfigError, LayoutError, PlacementError, Rank};
+use zero_core::{ConfigError, DType, LayoutError, PlacementError, Rank};
 use zero_offload::{HyperParameterError, StoreError, UpdateError, WorkersError};
 
 use crate::devices::DeviceKind;
 #[cfg(feature = "cube")]
 use crate::kernels::KernelError;
+use crate::not_finite::{self, NotFinite};
 
 /// Why the engine could not do what it was asked.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -52,6 +52,15 @@ pub enum ZeroError {
     UnsupportedDevice {
         /// The device.
         device: String,
+    },
+
+    /// A device that does not compute in the type of layers.
+    #[error("{device} does not compute in {dtype}: choose another `precision.compute`")]
+    UnsupportedType {
+        /// The device.
+        device: String,
+        /// The type.
+        dtype: DType,
     },
 
     /// A kind of device whose feature is off.
@@ -133,7 +142,7 @@ pub enum ZeroError {
     #[error(
         "{}, with the loss scale at its minimum of {scale}: the model diverges, or its values need a type of larger \
          range (`precision.compute = \"bf16\"`); `loss_scale.at_min = \"skip\"` skips such steps",
-        NotFinite::describe(not_finite)
+        not_finite::describe(not_finite)
     )]
     ScaleAtMinimum {
         /// What was not finite.
@@ -427,28 +436,6 @@ impl ZeroError {
             Self::Offload { cause, .. } => Self::Offload { during: what.to_owned(), cause },
             other => other,
         }
-    }
-}
-
-/// A gradient with numbers that are infinite or not numbers.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct NotFinite {
-    /// The parameter's module path: of all such gradients of the rank the first in backward order.
-    pub parameter: String,
-    /// The lowest rank that has one.
-    pub rank: Rank,
-}
-
-impl NotFinite {
-    fn describe(this: &Option<Self>) -> String {
-        this.as_ref().map_or_else(|| String::from("the gradient is not finite"), Self::to_string)
-    }
-}
-
-impl fmt::Display for NotFinite {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { parameter, rank } = self;
-        write!(f, "the gradient of `{parameter}` on {rank} is not finite")
     }
 }
 

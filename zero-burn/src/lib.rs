@@ -29,7 +29,8 @@
 //!
 //! All of them private but `kernels`; what users need stands at the root.
 //!
-//! - `zero`, `whole`: [`Zero`], the value that owns everything, and whole models out of it and into it; `error`: [`ZeroError`].
+//! - `zero`, `whole`: [`Zero`], the value that owns everything, and whole models out of it and into it; `error`,
+//!   `not_finite`: [`ZeroError`], and [`NotFinite`].
 //! - `shard`, `census`, `materialize`: from a module to its shards, and initial values.
 //! - `stand_in`, `gather`, `uses`, `ladder`: what a sharded module stores, the custom operation between a shard and its
 //!   whole parameter, how often it stands on a tape, and when its backward runs.
@@ -113,6 +114,7 @@ mod ladder;
 mod machine;
 mod masters;
 mod materialize;
+mod not_finite;
 mod on_device;
 mod optimizer;
 mod owned;
@@ -149,10 +151,11 @@ mod zero;
 pub use block_input::BlockInput;
 pub use checkpoints::{Checkpoints, Loaded, Notes};
 pub use devices::DeviceKind;
-pub use error::{NotFinite, ZeroError};
+pub use error::ZeroError;
 pub use fused::Fused;
 pub use group::GroupRate;
 pub use materialize::materialize;
+pub use not_finite::NotFinite;
 pub use optimizer::{StepOutcome, ZeroOptimizer};
 pub use recompute::{recompute, recompute_seeded};
 pub use record::write_record;

@@ -10,9 +10,10 @@ use zero_core::ParameterIndex;
 
 use crate::ZeroError;
 use crate::engine::Engine;
-use crate::error::{During, NotFinite};
+use crate::error::During;
 use crate::group::{Group, GroupRate};
 use crate::kept::Kept;
+use crate::not_finite::NotFinite;
 use crate::owned::OwnedGradients;
 use crate::report::MemoryReport;
 use crate::rule::{Finished, Host, Job, ShardOptimizer, ShardUpdate, States};

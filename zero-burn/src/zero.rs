@@ -12,7 +12,7 @@ use crate::ZeroError;
 use crate::base::Base;
 use crate::engine::{Engine, lock};
 use crate::error::During;
-use crate::host::is_supported;
+use crate::host::{is_supported, tensor_dtype};
 use crate::optimizer::ZeroOptimizer;
 use crate::queues::Queues;
 use crate::report::MemoryReport;
@@ -46,7 +46,7 @@ impl Zero {
     ///
     /// # Errors
     ///
-    /// [`ZeroError::Config`] for a configuration that cannot work, [`ZeroError::UnsupportedDevice`],
+    /// [`ZeroError::Config`] for a configuration that cannot work, [`ZeroError::UnsupportedDevice`], [`ZeroError::UnsupportedType`],
     /// [`ZeroError::NoThread`], [`ZeroError::Communication`].
     pub fn new(config: ZeroConfig, comm: &Arc<dyn Communicator>, device: Device) -> Result<Self, ZeroError> {
         config.validate()?;
@@ -54,6 +54,10 @@ impl Zero {
         let probe = Tensor::<1>::empty([0], &device.clone().inner());
         if !is_supported(&probe) {
             return Err(ZeroError::UnsupportedDevice { device: format!("{device:?}") });
+        }
+        let dtype = config.precision.compute;
+        if !probe.device().supports_dtype(tensor_dtype(dtype)) {
+            return Err(ZeroError::UnsupportedType { device: format!("{device:?}"), dtype });
         }
         let group = comm
             .split(Some(0), comm.rank().index() as u64, "zero engine")

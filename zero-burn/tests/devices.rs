@@ -21,7 +21,7 @@ use tempfile::TempDir;
 use zero_burn::{
     Adagrad, Adam, Bytes, Communicator, DType, DeviceKind, Fused, Lion, LoadOptions, LocalStorage,
     LocalWorld, LossScaling, MemorySetup, Notes, OptimizerConfig, OptimizerCost, Partition, Placement,
-    Precision, SaverOptions, Sgd, Stage, Storage, Tier, WeightDecay, Zero, ZeroConfig, ZeroError,
+    Precision, SaverOptions, Sgd, Stage, Storage, Tier, WeightDecay, WorldSize, Zero, ZeroConfig, ZeroError,
 };
 
 /// The kind of device to test on.
@@ -430,6 +430,20 @@ fn what_comes_from_devices_is_what_comes_through_the_host() {
                 assert_eq!(report.gathered_peak, Bytes::ZERO, "{what}");
             }
         }
+    }
+}
+
+#[test]
+fn a_type_that_the_device_does_not_compute_in_is_refused() {
+    let device = kind().devices().unwrap().remove(0);
+    let unknown = [(DType::F16, burn::tensor::DType::F16), (DType::BF16, burn::tensor::DType::BF16)];
+    for (compute, _) in unknown.into_iter().filter(|(_, dtype)| !device.supports_dtype(*dtype)) {
+        let precision = Precision { compute, ..Precision::default() };
+        let refused = LocalWorld::new(WorldSize::ONE).run(|comm| {
+            Zero::new(ZeroConfig { precision, ..ZeroConfig::default() }, &comm, device.clone()).map(drop)
+        });
+        let error = refused.unwrap_err().to_string();
+        assert!(error.contains(compute.name()) && error.contains("precision.compute"), "{error}");
     }
 }
 
