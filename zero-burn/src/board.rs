@@ -22,6 +22,7 @@ use cubecl::future::block_on;
 use zero_comm::{CommError, Communicator, CommunicatorExt, OpKind, ReduceOp, Region, WindowKey};
 use zero_core::{ParameterIndex, Rank};
 
+use crate::agreement::give_up;
 use crate::arena::Port;
 use crate::device_bucket::Written;
 use crate::engine::lock;
@@ -188,10 +189,7 @@ impl Board {
 
     /// Ends the world with what is wrong with this rank's device.
     pub(crate) fn fail(&self, label: &str, reason: &str) -> CommError {
-        let reason = format!("{:?}: {reason}", self.port().device);
-        self.comm.abort(&reason);
-        let (rank, operation, label) = (self.comm.rank(), OpKind::Read, label.to_owned());
-        CommError::Aborted { rank, reason, operation, label }
+        give_up(&*self.comm, OpKind::Read, label, format!("{:?}: {reason}", self.port().device))
     }
 
     /// Whether this rank shows something.

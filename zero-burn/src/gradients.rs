@@ -3,9 +3,13 @@
 use std::collections::VecDeque;
 
 use burn::tensor::{FloatDType, Tensor};
+#[cfg(feature = "cube")]
+use zero_comm::OpKind;
 use zero_comm::{CommError, CommunicatorExt, ReduceOp};
 use zero_core::{Bytes, ParameterIndex, Rank};
 
+#[cfg(feature = "cube")]
+use crate::agreement::give_up;
 #[cfg(feature = "cube")]
 use crate::device_bucket::DeviceBucket;
 use crate::engine::Engine;
@@ -193,7 +197,10 @@ impl GradientStore {
     #[cfg(feature = "cube")]
     fn content_on_device(&mut self, engine: &Engine, index: usize) -> Result<Content, CommError> {
         let bucket = &engine.layout.buckets()[index];
-        let failed = |error: KernelError| sums::give_up(engine, index, error.to_string());
+        let failed = |error: KernelError| {
+            let label = &engine.bucket_labels[index];
+            give_up(&*engine.comm, OpKind::ReduceScatter, label, error.to_string())
+        };
         let on_device = match (self.buckets[index].on_device.take(), &engine.port) {
             (Some(on_device), _) => on_device,
             (None, Some(port)) => {

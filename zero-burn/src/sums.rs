@@ -10,6 +10,7 @@ use zero_comm::{CommError, Communicator, OpKind, Work, panic_message};
 use zero_core::{Bucket, Layout, ParameterIndex};
 use zero_offload::HostBuffer;
 
+use crate::agreement::give_up;
 #[cfg(feature = "cube")]
 use crate::board::Board;
 #[cfg(feature = "cube")]
@@ -267,15 +268,9 @@ fn start<B: Send + 'static>(
     let begin = Instant::now();
     let ran = catch_unwind(AssertUnwindSafe(|| run(&*engine.comm, &mut buffers, label)));
     // The others are in the middle of it: they are to hear why, as from a queue.
-    ran.unwrap_or_else(|panic| Err(give_up(engine, index, panic_message(&*panic))))?;
+    ran.unwrap_or_else(|panic| {
+        Err(give_up(&*engine.comm, OpKind::ReduceScatter, label, panic_message(&*panic)))
+    })?;
     engine.recorder.exposed(Activity::Reduce, begin);
     Ok(Started::Done(buffers))
-}
-
-/// Ends the world because this rank cannot reduce a bucket.
-pub(crate) fn give_up(engine: &Engine, index: usize, reason: String) -> CommError {
-    engine.comm.abort(&reason);
-    let (rank, operation, label) =
-        (engine.comm.rank(), OpKind::ReduceScatter, engine.bucket_labels[index].clone());
-    CommError::Aborted { rank, reason, operation, label }
 }
