@@ -48,7 +48,7 @@ pub struct Flags {
     /// Backwards per step; each takes an equal part of a rank's rows.
     #[arg(long, value_name = "N")]
     pub(crate) accumulation: Option<usize>,
-    /// Keeps no activations of blocks from forward to backward, which computes them again: less memory, a third more work.
+    /// Keeps no activations of blocks from forward to backward, which computes them again: less memory, one more forward.
     #[arg(long)]
     pub(crate) recompute: bool,
     /// The highest learning rate.
