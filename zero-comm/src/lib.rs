@@ -47,7 +47,8 @@
 //! - `faulty`: [`Faulty`], a communicator with the faults of a [`FaultPlan`].
 //! - `clock`: [`Clock`], the time that decorators go by.
 //! - `mpi`: how hosts reach each other over MPI (feature `mpi`).
-//! - `nccl`: `NcclCommunicator`, devices that NVIDIA's NCCL connects (feature `nccl`).
+//! - `nccl`: `NcclCommunicator`, devices that NVIDIA's NCCL connects, and `DeviceWindow`, their memory as other
+//!   processes see it (feature `nccl`).
 //! - `panic`: [`panic_message`], what a panic said.
 //! - `lock`, `network`, `open_files`, `text`: locks, the way to hosts, the limit of sockets, and texts of bounded
 //!   length.
@@ -134,7 +135,8 @@ pub use local::LocalWorld;
 use lock::lock;
 #[cfg(feature = "nccl")]
 pub use nccl::{
-    Agreement, DeviceBuffer, DeviceBufferMut, NcclCommunicator, NcclError, NcclGroup, NcclVersion,
+    Agreement, DeviceBuffer, DeviceBufferMut, DeviceCopier, DeviceCopy, DeviceView, DeviceWindow,
+    DeviceWindowHandle, NcclCommunicator, NcclError, NcclGroup, NcclVersion,
 };
 pub use op::{OpKind, ReduceOp};
 pub use panic::panic_message;

@@ -7,7 +7,8 @@ use zero_core::{Rank, WorldSize};
 
 use crate::{CommError, OpKind};
 
-/// Why something with an [`NcclCommunicator`](crate::NcclCommunicator) did not happen.
+/// Why something with an [`NcclCommunicator`](crate::NcclCommunicator) or a [`DeviceWindow`](crate::DeviceWindow) did
+/// not happen.
 ///
 /// Every [`Rank`] is one of the `control` that the communicator, or the one it was split off, was made with.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -147,6 +148,18 @@ pub enum NcclError {
         /// Who waited.
         rank: Rank,
         /// How long.
+        after: Duration,
+    },
+
+    /// Copies were not done in time. They may still be under way.
+    #[error(
+        "copies on CUDA device {device} were not done within {after:?}; see what else the device does, or raise the \
+         deadline"
+    )]
+    Copy {
+        /// The device, counted from 0.
+        device: usize,
+        /// How long was waited.
         after: Duration,
     },
 

@@ -1,4 +1,4 @@
-//! NVIDIA devices that NCCL connects.
+//! NVIDIA devices that NCCL connects, and windows of their memory.
 //!
 //! NCCL moves the data; everything else is done over another communicator, `control`: ranks find each other,
 //! make sure that they launch the same, and learn of failures. NCCL is used without blocking throughout: each
@@ -13,6 +13,7 @@ mod agreement;
 mod buffer;
 mod communicator;
 mod control;
+mod copier;
 mod device;
 mod entry;
 mod error;
@@ -23,10 +24,13 @@ mod library;
 mod patience;
 mod session;
 mod single;
+mod window;
 
 pub use agreement::Agreement;
 pub use buffer::{DeviceBuffer, DeviceBufferMut};
 pub use communicator::NcclCommunicator;
+pub use copier::{DeviceCopier, DeviceCopy};
 pub use error::NcclError;
 pub use group::NcclGroup;
 pub use library::NcclVersion;
+pub use window::{DeviceView, DeviceWindow, DeviceWindowHandle};

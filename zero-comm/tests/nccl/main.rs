@@ -1,9 +1,15 @@
-//! Devices that NCCL connects. What needs a device prints that it was skipped where there is none.
+//! Devices that NCCL connects. What needs a device prints that it was skipped where there is none; one test runs all others on
+//! emulated devices.
 
+#[path = "../emulation/mod.rs"]
+mod emulation;
 mod faults;
 mod numbers;
 mod operations;
 
+use std::env;
+use std::path::Path;
+use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -73,6 +79,23 @@ fn run_devices<T: Send>(
 fn alone(f: impl Fn(&NcclCommunicator, &Arc<CudaStream>) -> Result<(), NcclError> + Sync) {
     if devices() > 0 {
         run_devices(1, PATIENT, Agreement::Checked, f);
+    }
+}
+
+#[test]
+fn all_of_this_holds_on_emulated_devices() {
+    let libraries = emulation::libraries(Path::new(env!("CARGO_TARGET_TMPDIR")));
+    for devices in ["2", "3"] {
+        let messages = tempfile::tempdir_in("/dev/shm").unwrap();
+        let mut tests = Command::new(env::current_exe().unwrap());
+        tests.env("LD_LIBRARY_PATH", &libraries).env(emulation::DEVICES, devices);
+        tests.env(emulation::MESSAGES, messages.path());
+        // One at a time, as on devices: making a stream waits for what others do there.
+        tests.args(["--nocapture", "--test-threads=1", "--skip", "all_of_this_holds"]);
+        let ran = tests.output().unwrap();
+        let [said, cried] = [&ran.stdout, &ran.stderr].map(|text| String::from_utf8_lossy(text));
+        assert!(ran.status.success(), "{devices} devices: {said}{cried}");
+        assert!(!said.contains("skipped") && !said.contains(" 0 passed"), "{said}");
     }
 }
 
