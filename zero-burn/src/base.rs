@@ -15,17 +15,19 @@ use zero_offload::{HostPool, PoolOptions, Workers};
 use crate::ZeroError;
 #[cfg(feature = "cube")]
 use crate::arena::Port;
-#[cfg(feature = "cube")]
-use crate::board::Board;
 use crate::disk::{Disk, Traffic};
 use crate::held::Held;
 use crate::ladder::Ladder;
+#[cfg(feature = "cube")]
+use crate::live_memory::LiveMemory;
 use crate::machine;
 use crate::masters::Masters;
 use crate::phase::Phase;
 use crate::queues::Queues;
 use crate::scratch::Scratch;
 use crate::statistics::Recorder;
+#[cfg(feature = "cube")]
+use crate::transports::Transports;
 
 /// The part of an engine that does not depend on its layout.
 #[derive(Debug)]
@@ -37,9 +39,9 @@ pub(crate) struct Base {
     /// The way to it, if it is one of CubeCL.
     #[cfg(feature = "cube")]
     pub(crate) port: Option<Port>,
-    /// Where ranks show each other what is on their devices, if those reach each other.
+    /// How this rank's device reaches those of others.
     #[cfg(feature = "cube")]
-    pub(crate) board: Option<Arc<Board>>,
+    pub(crate) transports: Transports,
     /// Where shards are: on the device or, if they are updated on the host, there.
     pub(crate) home: Device,
     /// Reduces gradients beside compute.
@@ -56,6 +58,8 @@ pub(crate) struct Base {
     pub(crate) running_state: Mutex<Vec<String>>,
     /// Parameters that are gathered on demand.
     pub(crate) gathered: HostPool,
+    #[cfg(feature = "cube")]
+    pub(crate) gathered_on_device: Arc<Mutex<LiveMemory>>,
     /// Gradient buckets and what else a step needs for a moment.
     pub(crate) scratch: Scratch,
     /// Sums of gradients.
@@ -103,7 +107,7 @@ impl Base {
         #[cfg(feature = "cube")]
         let is_reached = config.device_transport && !updates_on_host(&config.offload);
         #[cfg(feature = "cube")]
-        let board = Board::meet(&comm, port.as_ref().filter(|_| is_reached))?;
+        let transports = Transports::find(&comm, port.as_ref().filter(|_| is_reached))?;
         // What goes to and comes from devices of CUDA is page-locked.
         let pool = || {
             #[cfg(feature = "cuda")]
@@ -121,6 +125,8 @@ impl Base {
         let unkept = PoolOptions { retain: Bytes::ZERO };
         Ok(Self {
             gathered: pool(),
+            #[cfg(feature = "cube")]
+            gathered_on_device: Arc::default(),
             scratch: Scratch::new(pool()),
             sums: pool(),
             replicas: pool(),
@@ -134,7 +140,7 @@ impl Base {
             #[cfg(feature = "cube")]
             port,
             #[cfg(feature = "cube")]
-            board,
+            transports,
             device,
             reductions,
             reads,
@@ -159,8 +165,8 @@ impl Base {
     /// Whether windows are copies of shards.
     pub(crate) fn copies_windows(&self) -> bool {
         #[cfg(feature = "cube")]
-        if self.board.is_some() {
-            return false;
+        if let Some(on_devices) = &self.transports.shards {
+            return on_devices.copies();
         }
         self.comm.copies_windows() || self.has_shards_on_device()
     }

@@ -58,6 +58,18 @@ pub(crate) fn elements_of(buffer: CubeTensor) -> Result<Buffer, KernelError> {
     Buffer::new(buffer.handle, dtype, buffer.meta.num_elements())
 }
 
+/// Some elements of a flat buffer, which it shares.
+///
+/// # Panics
+///
+/// If there are not so many.
+pub(crate) fn part(buffer: CubeTensor, elements: Range<usize>) -> CubeTensor {
+    let CubeTensor { client, device, handle, dtype, meta, .. } = buffer;
+    let (rest, size) = (meta.num_elements() - elements.end, dtype.size() as u64);
+    let handle = handle.offset_start(elements.start as u64 * size).offset_end(rest as u64 * size);
+    CubeTensor::new_contiguous(client, device, [elements.len()].into(), handle, dtype)
+}
+
 /// Bytes of its elements.
 pub(crate) fn bytes(buffer: &CubeTensor) -> u64 {
     (buffer.meta.num_elements() * buffer.dtype.size()) as u64

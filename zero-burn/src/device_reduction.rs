@@ -5,18 +5,19 @@ use std::sync::Arc;
 
 use burn_cubecl::tensor::CubeTensor;
 use zero_comm::{CommError, Communicator};
-use zero_core::{DType, ParameterIndex, Rank};
+use zero_core::{DType, ParameterIndex};
 
-use crate::board::{Board, Notice};
+use crate::arena::Port;
 use crate::cube;
 use crate::device_bucket::{DeviceBucket, Written};
 use crate::floats::Write;
 use crate::kernels::{Buffer, KernelError, MoveRow, Norms, Onto, move_rows};
 use crate::reduction::Reduction;
+use crate::transports::{BucketParts, DeviceCollectives};
 
 /// How a bucket is reduced on devices.
 pub(crate) struct DeviceReduction {
-    pub(crate) board: Arc<Board>,
+    pub(crate) collectives: Arc<dyn DeviceCollectives>,
     /// Its number.
     pub(crate) bucket: usize,
     pub(crate) plan: Reduction,
@@ -53,61 +54,37 @@ impl DeviceReduction {
         travel: &mut Travel,
         label: &str,
     ) -> Result<(), CommError> {
-        let (board, rank) = (&self.board, comm.rank());
-        let failed = |error: KernelError| board.fail(label, &error.to_string());
+        let (collectives, device) = (&self.collectives, self.collectives.device());
+        let failed = |error: KernelError| device.fail(label, error);
         if let Some(written) = travel.written.take() {
-            board.wait(written, label)?;
+            device.wait(written, label)?;
         }
         let norms = self.norms(&travel.bucket).map_err(failed)?;
-        let (gradients, sums) = (Notice::Bucket(self.bucket), Notice::Sums(self.bucket));
-        board.show(vec![(gradients, travel.bucket.tensor())]);
-        comm.barrier(&format!("{label}: full"))?;
-        let addends = self.addends(self.part(rank), label)?;
-        let part = self.sum(addends, self.part(rank).len()).map_err(failed)?;
         let Reduction { counts, accumulate, to_all, how, .. } = &self.plan;
+        let parts = BucketParts { comm, bucket: self.bucket, counts, label };
+        let addends = collectives.all_to_all(&parts, travel.bucket.tensor())?;
+        let part = self.sum(addends, parts.own()).map_err(failed)?;
         if *to_all {
-            let shown = board.port().tensor_of(&part);
-            board.settle([&shown], label)?;
-            board.show(vec![(sums, shown)]);
-            comm.barrier(&format!("{label}: summed"))?;
-            let all = comm.world_size().ranks().zip(counts).filter(|(_, count)| **count > 0);
-            let parts = all.map(|(rank, &count)| {
-                Ok((self.part(rank).start, board.take_part(rank, sums, 0..count, label)?))
-            });
-            let parts: Vec<_> = parts.collect::<Result<_, CommError>>()?;
+            let parts = collectives.all_gather(&parts, device.port.tensor_of(&part))?;
             self.write(&mut travel.sums, counts.iter().sum(), parts).map_err(failed)?;
         } else if *accumulate == DType::F32 && *how == Write::Put {
             travel.sums = Some(part);
         } else {
-            let part = board.port().tensor_of(&part);
+            let part = device.port.tensor_of(&part);
             let numel = part.meta.num_elements();
             self.write(&mut travel.sums, numel, vec![(0, part)]).map_err(failed)?;
         }
-        // Whoever shows what was taken may have its memory back.
-        let written = travel.sums.as_ref().map(|sums| board.port().tensor_of(sums));
-        board.settle(&written, label)?;
+        let sums = travel.sums.as_ref().map(|sums| device.port.tensor_of(sums));
         travel.not_finite = self.find_not_finite(norms).map_err(failed)?;
-        comm.barrier(&format!("{label}: taken"))?;
-        [gradients, sums].into_iter().for_each(|notice| board.withdraw(notice));
-        Ok(())
+        collectives.finish(&parts, sums.as_ref())
     }
 
-    /// The elements of a rank's part of the bucket.
-    fn part(&self, rank: Rank) -> Range<usize> {
-        let counts = &self.plan.counts;
-        let start = counts[..rank.index()].iter().sum();
-        start..start + counts[rank.index()]
-    }
-
-    /// A part of the bucket as each rank has it, in their order.
-    fn addends(&self, part: Range<usize>, label: &str) -> Result<Vec<CubeTensor>, CommError> {
-        let ranks = (0..self.plan.counts.len()).map(Rank::new).filter(|_| !part.is_empty());
-        let gradients = Notice::Bucket(self.bucket);
-        ranks.map(|rank| self.board.take_part(rank, gradients, part.clone(), label)).collect()
+    fn port(&self) -> &Port {
+        &self.collectives.device().port
     }
 
     fn sum(&self, addends: Vec<CubeTensor>, numel: usize) -> Result<Buffer, KernelError> {
-        let port = self.board.port();
+        let port = self.port();
         let sums = port.room(numel, DType::F32)?;
         for (rank, addend) in addends.into_iter().enumerate() {
             let onto = if rank == 0 { Onto::Put } else { Onto::Add };
@@ -124,7 +101,7 @@ impl DeviceReduction {
         numel: usize,
         parts: Vec<(usize, CubeTensor)>,
     ) -> Result<(), KernelError> {
-        let port = self.board.port();
+        let port = self.port();
         let onto = match (self.plan.how, &sums) {
             (Write::Add, Some(_)) => Onto::Add,
             (Write::Put | Write::Add, _) => Onto::Put,
@@ -142,7 +119,7 @@ impl DeviceReduction {
 
     /// The norms of this rank's gradients, which tell whether they are finite.
     fn norms(&self, bucket: &DeviceBucket) -> Result<Norms<'_>, KernelError> {
-        let mut norms = Norms::new(&self.board.port().client);
+        let mut norms = Norms::new(&self.port().client);
         self.filled.iter().try_for_each(|(_, ranges)| norms.add(bucket.buffer(), ranges))?;
         Ok(norms)
     }

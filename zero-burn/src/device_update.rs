@@ -22,8 +22,8 @@ pub(crate) fn update(job: Job<Fused>, port: Port) -> Finished<Fused> {
     let Job { engine, optimizers, updates, mut gradients, factor, mut states } = job;
     let updating = Some(engine.phase.begin_update());
     // What is shown has the memory, too. All ranks have agreed on the step: none computes with it any more.
-    if let Some(board) = &engine.board {
-        board.withdraw_shards();
+    if let Some(shown) = &engine.transports.shards {
+        shown.withdraw();
     }
     let mut by_bucket: BTreeMap<usize, HashMap<ParameterIndex, Change>> = BTreeMap::new();
     for ShardUpdate { parameter, group, lr, step } in updates {

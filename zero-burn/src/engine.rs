@@ -114,7 +114,7 @@ impl Engine {
             copies: base.copies_windows(),
             device: base.device.clone(),
             #[cfg(feature = "cube")]
-            board: base.board.clone(),
+            on_devices: base.transports.shards.clone(),
             recorder: Arc::clone(&base.recorder),
         };
         let is_mixed = config.precision.compute != DType::F32;
@@ -490,7 +490,7 @@ impl Engine {
         MemoryReport {
             state: StateBytes { optimizer, ..*lock(&self.after_backward) },
             gathered: self.gathers.live(),
-            gathered_peak: self.gathers.pool().peak(),
+            gathered_peak: self.gathers.peak(),
             buckets: self.scratch.pool().live() + self.buckets_on_device(),
             windows: windows.map(Windows::copied_bytes).sum(),
             idle: pools.map(HostPool::idle).into_iter().sum(),

@@ -16,6 +16,8 @@ use crate::base::Base;
 use crate::cube;
 use crate::engine::lock;
 use crate::host::lent_tensor;
+#[cfg(feature = "cube")]
+use crate::live_memory::{self, LiveMemory};
 use crate::shared::Shared;
 use crate::statistics::Activity;
 use crate::windows::Windows;
@@ -30,6 +32,9 @@ pub(crate) struct Gathers {
     queue: Option<Arc<WorkQueue>>,
     /// What was counted under earlier layouts.
     counted: LookAheadStatistics,
+    /// What is on the device.
+    #[cfg(feature = "cube")]
+    on_device: Arc<Mutex<LiveMemory>>,
     state: Mutex<State>,
 }
 
@@ -91,6 +96,8 @@ impl Gathers {
         Arc::new(Self {
             pool: base.gathered.clone(),
             counted,
+            #[cfg(feature = "cube")]
+            on_device: Arc::clone(&base.gathered_on_device),
             state: Mutex::new(State { ahead: LookAhead::new(sizes, options), slots, round: 0, copies: 0 }),
             windows,
             device: base.device.clone(),
@@ -156,7 +163,10 @@ impl Gathers {
     fn gather(&self, parameter: ParameterIndex) -> Result<Gathered, CommError> {
         #[cfg(feature = "cube")]
         if self.windows.are_on_devices() {
-            return Ok(Gathered::OnDevice(Box::new(self.windows.whole_on_device(parameter)?)));
+            let whole = self.windows.whole_on_device(parameter)?;
+            live_memory::reach(&whole);
+            lock(&self.on_device).track(&whole);
+            return Ok(Gathered::OnDevice(Box::new(whole)));
         }
         let mut buffer = self.pool.take(self.windows.bytes(parameter));
         self.windows.read(parameter, &mut buffer)?;
@@ -194,20 +204,27 @@ impl Gathers {
         }
     }
 
-    /// Bytes of what is gathered, as far as it is known: not what is on the device and in use.
+    /// Bytes of what is gathered.
     pub(crate) fn live(&self) -> Bytes {
         #[cfg(feature = "cube")]
-        let on_device: Bytes = {
-            let slots = &lock(&self.state).slots;
-            let kept = slots.iter().filter_map(|slot| match &slot.resident {
-                Some(Resident::Here(Gathered::OnDevice(whole))) => Some(Bytes::new(cube::bytes(whole))),
-                _ => None,
-            });
-            kept.sum()
-        };
+        return self.pool.live() + lock(&self.on_device).live();
         #[cfg(not(feature = "cube"))]
-        let on_device = Bytes::ZERO;
-        self.pool.live() + on_device
+        self.pool.live()
+    }
+
+    /// The most that there was of it at once.
+    pub(crate) fn peak(&self) -> Bytes {
+        // It is in one place or the other.
+        #[cfg(feature = "cube")]
+        return self.pool.peak() + lock(&self.on_device).peak();
+        #[cfg(not(feature = "cube"))]
+        self.pool.peak()
+    }
+
+    pub(crate) fn reset_peak(&self) {
+        self.pool.reset_peak();
+        #[cfg(feature = "cube")]
+        lock(&self.on_device).reset_peak();
     }
 
     /// How often a parameter was found gathered, and how often not, since the engine began.
@@ -229,12 +246,17 @@ impl Gathers {
             let windows = self.windows.clone();
             let bytes = windows.bytes(parameter);
             let on_host = (!windows.are_on_devices()).then(|| Gathered::OnHost(self.pool.take(bytes)));
+            #[cfg(feature = "cube")]
+            let on_device = Arc::clone(&self.on_device);
             let work = queue.submit(OpKind::Read, "look-ahead", bytes, on_host, move |_, gathered, _| {
                 match gathered {
                     Some(Gathered::OnHost(buffer)) => windows.read(parameter, buffer)?,
                     #[cfg(feature = "cube")]
                     other => {
-                        *other = Some(Gathered::OnDevice(Box::new(windows.whole_when_there(parameter)?)))
+                        let whole = windows.whole_when_there(parameter)?;
+                        live_memory::reach(&whole);
+                        lock(&on_device).track(&whole);
+                        *other = Some(Gathered::OnDevice(Box::new(whole)));
                     }
                     #[cfg(not(feature = "cube"))]
                     None => {}

@@ -179,7 +179,7 @@ impl GradientStore {
         let bucket = &engine.layout.buckets()[index];
         let wire = engine.config.precision.reduce();
         #[cfg(feature = "cube")]
-        if sums::board(engine).is_some() {
+        if sums::collectives(engine).is_some() {
             return self.content_on_device(engine, index);
         }
         #[cfg(feature = "cube")]
@@ -207,7 +207,7 @@ impl GradientStore {
                 let wire = engine.config.precision.reduce();
                 DeviceBucket::new(port.clone(), bucket, wire).map_err(failed)?
             }
-            (None, None) => unreachable!("who has a board has a way to a device"),
+            (None, None) => unreachable!("who reaches other devices has a way to its own"),
         };
         let mut filled = Vec::new();
         for &parameter in bucket.parameters() {

@@ -51,7 +51,9 @@
 //!   one, what comes out of it, and states and counters as one sees them; `record`: [`write_record`].
 //! - `host`, `floats`, `shared`: tensors as host memory, numbers of 16 and 32 bits in it, gathered ones that are still alive.
 //! - `devices`: [`DeviceKind`], and which device a rank takes; with a runtime of CubeCL's also `cube`, `arena`: tensors as
-//!   buffers of a device, several side by side in one; `board`: what ranks of one process show each other there;
+//!   buffers of a device, several side by side in one; `transports`, `rank_device`: how ranks' devices reach each other past
+//!   host memory, and waiting for one; `board`: for ranks of one process; `process_windows`, `cuda`: for processes;
+//!   `live_memory`: what layers have, counted;
 //!   `device_bucket`, `device_reduction`, `device_update`, `on_device`: gradients on their way to a bucket there, sums of
 //!   buckets, a step of [`Fused`], and what else is other there.
 //! - `kernels`, with a runtime of CubeCL's: updates, norms, moves and quantization of many tensors in buffers on a device, for
@@ -62,7 +64,8 @@
 //!
 //! - `flex` (default): Burn's CPU backend.
 //! - `cuda`, `rocm`, `wgpu`, `vulkan`, `metal`, `webgpu`: devices by CubeCL, as Burn's features of these names. Of the same
-//!   meaning as Burn's are `fusion` and `autotune`; whoever turns on Burn's `fusion` has to turn on this one.
+//!   meaning as Burn's are `fusion` and `autotune`; whoever turns on Burn's `fusion` has to turn on this one. With `cuda`, ranks
+//!   that are processes read each other's devices, and reduce gradients by NCCL, where these are found at run time.
 //! - `cube`: what these have in common, and no device. `cuda-source`: for a test that compiles all kernels for CUDA without one.
 //! - `launcher`: `launcher`, which starts ranks as processes.
 
@@ -70,6 +73,10 @@
 compile_error!(
     "zero-burn needs a backend: enable one of the features `flex`, `cuda`, `rocm`, `wgpu`, `vulkan`, `metal` and `webgpu`"
 );
+
+/// For tests of this crate that share code with those outside of it.
+#[cfg(test)]
+extern crate self as zero_burn;
 
 mod agreement;
 #[cfg(feature = "cube")]
@@ -84,6 +91,8 @@ mod checkpoints;
 mod contents;
 #[cfg(feature = "cube")]
 mod cube;
+#[cfg(feature = "cuda")]
+mod cuda;
 #[cfg(feature = "cube")]
 mod device_bucket;
 #[cfg(feature = "cube")]
@@ -111,6 +120,8 @@ mod kept;
 #[cfg(feature = "cube")]
 pub mod kernels;
 mod ladder;
+#[cfg(feature = "cube")]
+mod live_memory;
 mod machine;
 mod masters;
 mod materialize;
@@ -119,9 +130,13 @@ mod on_device;
 mod optimizer;
 mod owned;
 mod phase;
+#[cfg(any(feature = "cuda", all(test, feature = "wgpu")))]
+mod process_windows;
 mod progress;
 mod publication;
 mod queues;
+#[cfg(feature = "cube")]
+mod rank_device;
 mod ranks;
 mod rates;
 mod recompute;
@@ -142,6 +157,8 @@ mod statistics;
 mod stored;
 mod succession;
 mod sums;
+#[cfg(feature = "cube")]
+mod transports;
 mod uses;
 mod watch;
 mod whole;

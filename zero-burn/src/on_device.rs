@@ -42,10 +42,10 @@ impl Engine {
     /// Waits until this rank has read all that it asked others' devices for: once the ranks agree on a step, shards change.
     pub(crate) fn settle_reads(&self) -> Result<(), CommError> {
         #[cfg(feature = "cube")]
-        if let Some(board) = &self.board {
+        if let Some(shown) = &self.transports.shards {
             self.gathers.settle();
-            board.settle([], "parameters that were read")?;
-            board.settle_all("parameters that were read")?;
+            shown.settle(&[], "parameters that were read")?;
+            shown.settle_all("parameters that were read")?;
         }
         Ok(())
     }

@@ -9,16 +9,16 @@ pub struct MemoryReport {
     /// Parameters and gradients as held when the last backward ended, and optimizer state as held now.
     pub state: StateBytes,
     /// Gathered parameters alive now: what layers in the middle of their work or a model from
-    /// [`unshard`](crate::Zero::unshard) hold, and what is gathered ahead or kept for its next use. Of what is taken from other
-    /// ranks' devices the last alone: Burn does not tell how long it holds the rest.
+    /// [`unshard`](crate::Zero::unshard) hold, and what is gathered ahead or kept for its next use.
     pub gathered: Bytes,
     /// The most that gathered parameters took at once, since the engine started or
-    /// [`reset_gathered_peak`](crate::Zero::reset_gathered_peak); without what is taken from devices.
+    /// [`reset_gathered_peak`](crate::Zero::reset_gathered_peak).
     pub gathered_peak: Bytes,
     /// Buckets that fill with gradients or are on their way to their owners now.
     pub buckets: Bytes,
     /// Copies of this rank's shards for other ranks to read, where there are any: ranks that are processes of one host share
-    /// memory for that, and see no other of each other's.
+    /// memory for that, and see no other of each other's. They are on the device where ranks read each other's devices, else on
+    /// the host.
     pub windows: Bytes,
     /// Buffers kept for the next gather, bucket, sum or replica: at most four times the largest module's parameters, what
     /// may be gathered ahead and kept, some ten times the largest bucket, and between a step and the next backward the

@@ -12,8 +12,6 @@ use zero_offload::HostBuffer;
 
 use crate::agreement::give_up;
 #[cfg(feature = "cube")]
-use crate::board::Board;
-#[cfg(feature = "cube")]
 use crate::device_bucket::DeviceBucket;
 #[cfg(feature = "cube")]
 use crate::device_reduction::{DeviceReduction, Travel};
@@ -26,6 +24,8 @@ use crate::reduction::Reduction;
 use crate::scratch::ScratchBuffer;
 use crate::spill::Place;
 use crate::statistics::Activity;
+#[cfg(feature = "cube")]
+use crate::transports::DeviceCollectives;
 
 /// A full bucket.
 #[derive(Debug)]
@@ -151,10 +151,10 @@ impl Sums {
     }
 }
 
-/// Where ranks take gradients from each other's devices, if they do.
+/// How gradients go from device to device, if they do.
 #[cfg(feature = "cube")]
-pub(crate) fn board(engine: &Engine) -> Option<&Arc<Board>> {
-    engine.board.as_ref().filter(|_| engine.spill.is_none())
+pub(crate) fn collectives(engine: &Engine) -> Option<&Arc<dyn DeviceCollectives>> {
+    engine.transports.buckets.as_ref().filter(|_| engine.spill.is_none())
 }
 
 #[cfg(feature = "cube")]
@@ -167,8 +167,8 @@ fn on_device(
 ) -> Result<Arrived, CommError> {
     let plan = reduction(engine, bucket, how);
     let bytes = plan.bytes(engine.comm.rank().index());
-    let board = board(engine).expect("buckets stay on devices only where ranks have one");
-    let reduction = DeviceReduction { board: Arc::clone(board), bucket, plan, filled };
+    let collectives = collectives(engine).expect("buckets stay on devices only where ranks have one");
+    let reduction = DeviceReduction { collectives: Arc::clone(collectives), bucket, plan, filled };
     let recorder = Arc::clone(&engine.recorder);
     let run = move |comm: &dyn Communicator, travel: &mut Travel, label: &str| {
         recorder.during(Activity::Reduce, label, bytes, || reduction.run(comm, travel, label))

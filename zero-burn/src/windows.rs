@@ -6,19 +6,15 @@ use burn::tensor::{Device, Tensor};
 #[cfg(feature = "cube")]
 use burn_cubecl::tensor::CubeTensor;
 use zero_comm::{CommError, Communicator, WindowKey};
-#[cfg(feature = "cube")]
-use zero_core::Parameter;
-use zero_core::{Bytes, DType, Layout, ParameterIndex};
+use zero_core::{Bytes, DType, Layout, Parameter, ParameterIndex};
 use zero_offload::HostPool;
 
-#[cfg(feature = "cube")]
-use crate::arena;
-#[cfg(feature = "cube")]
-use crate::board::{Board, Notice};
 #[cfg(feature = "cube")]
 use crate::cube;
 use crate::host::{HostTensor, tensor_from_buffer};
 use crate::statistics::{Activity, Recorder};
+#[cfg(feature = "cube")]
+use crate::transports::DeviceWindows;
 
 /// Each rank's shards of all parameters in one type, for all ranks to read.
 #[derive(Clone, Debug)]
@@ -31,7 +27,7 @@ pub(crate) struct Windows {
     pub(crate) device: Device,
     /// Where ranks show their shards on their devices, if they do.
     #[cfg(feature = "cube")]
-    pub(crate) board: Option<Arc<Board>>,
+    pub(crate) on_devices: Option<Arc<dyn DeviceWindows>>,
     /// Whether what is shown is a copy, be it that ranks are processes or that shards are on a device.
     pub(crate) copies: bool,
     pub(crate) recorder: Arc<Recorder>,
@@ -58,13 +54,9 @@ impl Windows {
     /// which stops it less often.
     pub(crate) fn expose(&self, shards: Vec<(ParameterIndex, Tensor<1>)>) -> Result<(), CommError> {
         #[cfg(feature = "cube")]
-        if let Some(board) = &self.board {
-            let shards = shards.into_iter();
-            let shards = shards.map(|(parameter, shard)| (self.notice(parameter), cube::buffer(shard)));
-            let shards: Vec<_> = shards.collect();
-            board.settle(shards.iter().map(|(_, shard)| shard), "updated parameters")?;
-            board.show(shards);
-            return Ok(());
+        if let Some(on_devices) = &self.on_devices {
+            let shards = shards.into_iter().map(|(parameter, shard)| (parameter, cube::buffer(shard)));
+            return on_devices.show(self, shards.collect());
         }
         let (parameters, shards): (Vec<_>, Vec<_>) = shards.into_iter().unzip();
         let mut shards = parameters.into_iter().zip(HostTensor::several(shards));
@@ -75,9 +67,9 @@ impl Windows {
     /// The parameters of which this rank shows nothing any more.
     pub(crate) fn withdrawn(&self) -> Vec<ParameterIndex> {
         #[cfg(feature = "cube")]
-        if let Some(board) = &self.board {
+        if let Some(on_devices) = &self.on_devices {
             let parameters = self.layout.parameters().iter().map(Parameter::index);
-            return parameters.filter(|index| !board.shows(self.notice(*index))).collect();
+            return parameters.filter(|index| on_devices.is_withdrawn(*index, self.values)).collect();
         }
         Vec::new()
     }
@@ -85,14 +77,14 @@ impl Windows {
     /// Whether ranks take shards from each other's devices.
     pub(crate) fn are_on_devices(&self) -> bool {
         #[cfg(feature = "cube")]
-        return self.board.is_some();
+        return self.on_devices.is_some();
         #[cfg(not(feature = "cube"))]
         false
     }
 
     /// How many bytes the whole parameter takes.
     pub(crate) fn bytes(&self, parameter: ParameterIndex) -> usize {
-        self.layout.parameters()[parameter.index()].numel() * self.dtype.size()
+        self.parameter(parameter).numel() * self.dtype.size()
     }
 
     /// Bytes that windows of this rank's shards take beside the shards themselves.
@@ -106,7 +98,7 @@ impl Windows {
     /// comes through host memory.
     pub(crate) fn whole(&self, parameter: ParameterIndex, pool: &HostPool) -> Result<Tensor<1>, CommError> {
         #[cfg(feature = "cube")]
-        if self.board.is_some() {
+        if self.are_on_devices() {
             return Ok(cube::tensor(self.whole_when_there(parameter)?));
         }
         let mut buffer = pool.take(self.bytes(parameter));
@@ -117,17 +109,13 @@ impl Windows {
     /// Reads every rank's shard into `whole`, which has the parameter's [`bytes`](Self::bytes).
     pub(crate) fn read(&self, parameter: ParameterIndex, whole: &mut [u8]) -> Result<(), CommError> {
         self.during(parameter, || {
-            let spec = &self.layout.parameters()[parameter.index()];
-            let size = self.dtype.size();
+            #[cfg(feature = "cube")]
+            if let Some(on_devices) = &self.on_devices {
+                return on_devices.read(self, parameter, whole);
+            }
+            let (spec, size) = (self.parameter(parameter), self.dtype.size());
             for (rank, range) in spec.partition().ranges().filter(|(_, range)| !range.is_empty()) {
                 let into = &mut whole[range.start * size..range.end * size];
-                #[cfg(feature = "cube")]
-                if let Some(board) = &self.board {
-                    let shard = board.find(rank, self.notice(parameter), spec.name())?;
-                    cube::read(&shard, 0, "reading shards", into)
-                        .map_err(|error| board.fail(spec.name(), &error.to_string()))?;
-                    continue;
-                }
                 self.comm.read(rank, self.values.key(parameter), 0, into, spec.name())?;
             }
             Ok(())
@@ -141,25 +129,16 @@ impl Windows {
     /// If ranks do not show their shards there.
     #[cfg(feature = "cube")]
     pub(crate) fn whole_on_device(&self, parameter: ParameterIndex) -> Result<CubeTensor, CommError> {
-        let board = self.board.as_ref().expect("asked for only where ranks have one");
-        let spec = &self.layout.parameters()[parameter.index()];
-        self.during(parameter, || {
-            let ranges = spec.partition().ranges().filter(|(_, range)| !range.is_empty());
-            let shards = ranges.map(|(rank, range)| {
-                Ok((range.start, board.take(rank, self.notice(parameter), spec.name())?))
-            });
-            let shards: Vec<_> = shards.collect::<Result<_, CommError>>()?;
-            let whole = arena::join(board.port(), self.dtype, spec.numel(), shards);
-            whole.map_err(|error| board.fail(spec.name(), &error.to_string()))
-        })
+        let on_devices = self.on_devices.as_ref().expect("asked for only where ranks show them there");
+        self.during(parameter, || on_devices.whole(self, parameter))
     }
 
     /// As [`whole_on_device`](Self::whole_on_device), when the device has written it: other threads may take it then.
     #[cfg(feature = "cube")]
     pub(crate) fn whole_when_there(&self, parameter: ParameterIndex) -> Result<CubeTensor, CommError> {
         let whole = self.whole_on_device(parameter)?;
-        if let Some(board) = &self.board {
-            board.settle([&whole], self.layout.parameters()[parameter.index()].name())?;
+        if let Some(on_devices) = &self.on_devices {
+            on_devices.settle(&[&whole], self.parameter(parameter).name())?;
         }
         Ok(whole)
     }
@@ -170,13 +149,12 @@ impl Windows {
         parameter: ParameterIndex,
         gather: impl FnOnce() -> Result<T, CommError>,
     ) -> Result<T, CommError> {
-        let spec = &self.layout.parameters()[parameter.index()];
+        let spec = self.parameter(parameter);
         let others = spec.numel() - spec.partition().len(self.comm.rank());
         self.recorder.during(Activity::Gather, spec.name(), others * self.dtype.size(), gather)
     }
 
-    #[cfg(feature = "cube")]
-    const fn notice(&self, parameter: ParameterIndex) -> Notice {
-        Notice::Shard(parameter, self.values)
+    pub(crate) fn parameter(&self, index: ParameterIndex) -> &Parameter {
+        &self.layout.parameters()[index.index()]
     }
 }

@@ -404,7 +404,7 @@ impl Zero {
     ///
     /// [`ZeroError::NotSharded`].
     pub fn reset_gathered_peak(&self) -> Result<(), ZeroError> {
-        self.engine()?.gathers.pool().reset_peak();
+        self.engine()?.gathers.reset_peak();
         Ok(())
     }
 
