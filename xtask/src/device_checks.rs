@@ -27,6 +27,8 @@ enum What {
     Tests { package: &'static str, test: &'static str, features: &'static str },
     /// As [`What::Tests`], between CUDA devices.
     Nccl { package: &'static str, test: &'static str, features: &'static str },
+    /// The tests of a library itself, some of which are about devices.
+    Library { package: &'static str },
     /// A few steps of the GPT example.
     Job,
 }
@@ -50,6 +52,12 @@ const CHECKS: &[Check] = &[
     Check {
         name: "engine",
         what: What::Tests { package: "zero-burn", test: "devices", features: "" },
+        by_ranks: true,
+    },
+    Check { name: "transports", what: What::Library { package: "zero-burn" }, by_ranks: false },
+    Check {
+        name: "processes",
+        what: What::Tests { package: "zero-burn", test: "device_processes", features: "" },
         by_ranks: true,
     },
     Check { name: "main-job", what: What::Job, by_ranks: true },
@@ -150,18 +158,24 @@ impl What {
 }
 
 impl Step {
+    fn test(&self, sh: &Shell, kind: Kind, cargo: Vec<&str>) -> Verdict {
+        let mut command = sh.cmd("cargo").args(cargo).env("ZERO_DEVICE", kind.name());
+        if let Some(ranks) = self.ranks {
+            command = command.env("ZERO_RANKS", ranks.to_string());
+        }
+        println!("    {command}");
+        ran_something(judge(Command::from(command)))
+    }
+
     fn run(&self, sh: &Shell, kind: Kind, nextest: bool) -> Verdict {
         match self.check.what {
             What::Tests { package, test, features } | What::Nccl { package, test, features } => {
                 // What knows Burn knows the kinds of devices; the rest runs on the host, or on CUDA's devices.
                 let features = if features.is_empty() { kind.name() } else { features };
-                let mut command = sh.cmd("cargo").args(tests(nextest, package, test, features));
-                command = command.env("ZERO_DEVICE", kind.name());
-                if let Some(ranks) = self.ranks {
-                    command = command.env("ZERO_RANKS", ranks.to_string());
-                }
-                println!("    {command}");
-                ran_something(judge(Command::from(command)))
+                self.test(sh, kind, tests(nextest, package, &["--test", test], features))
+            }
+            What::Library { package } => {
+                self.test(sh, kind, tests(nextest, package, &["--lib"], kind.name()))
             }
             What::Job => {
                 let ranks = self.ranks.unwrap_or(1).to_string();
@@ -176,8 +190,8 @@ impl Step {
 }
 
 /// Cargo's arguments for a test binary. One test at a time: what others hold on a device is not theirs to measure.
-fn tests<'a>(nextest: bool, package: &'a str, test: &'a str, features: &'a str) -> Vec<&'a str> {
-    let what = ["-p", package, "--features", features, "--test", test];
+fn tests<'a>(nextest: bool, package: &'a str, target: &[&'a str], features: &'a str) -> Vec<&'a str> {
+    let what = [&["-p", package, "--features", features], target].concat();
     if nextest {
         [&["nextest", "run", "--test-threads", "1"], &what[..]].concat()
     } else {
@@ -245,6 +259,8 @@ conformance  cuda        -  skipped      0.2  no cuda device
 nccl         cuda        -  skipped      0.2  no cuda device
 kernels      cuda        -  skipped      0.2  no cuda device
 engine       cuda        -  skipped      0.2  no cuda device
+transports   cuda        -  skipped      0.2  no cuda device
+processes    cuda        -  skipped      0.2  no cuda device
 main-job     cuda        -  skipped      0.2  no cuda device
 ";
         assert_eq!(shown(Kind::Cuda, &steps, false), expected);
@@ -264,6 +280,9 @@ nccl         cuda        -  skipped      0.2  no libnccl.so.2
 kernels      cuda        -  passed       0.2
 engine       cuda        1  passed       0.2
 engine       cuda        2  passed       0.2
+transports   cuda        -  passed       0.2
+processes    cuda        1  passed       0.2
+processes    cuda        2  passed       0.2
 main-job     cuda        1  passed       0.2
 main-job     cuda        2  passed       0.2
 ";
@@ -290,7 +309,7 @@ main-job     cuda        2  passed       0.2
 
     #[test]
     fn tests_on_a_device_run_one_after_the_other() {
-        let typed = |nextest| tests(nextest, "zero-burn", "devices", "cuda").join(" ");
+        let typed = |nextest| tests(nextest, "zero-burn", &["--test", "devices"], "cuda").join(" ");
         assert_eq!(typed(true), "nextest run --test-threads 1 -p zero-burn --features cuda --test devices");
         assert_eq!(
             typed(false),

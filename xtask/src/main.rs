@@ -13,6 +13,7 @@
 mod bench;
 mod device;
 mod device_checks;
+mod emulation;
 mod lint;
 mod main_job;
 mod nearest;
@@ -26,7 +27,12 @@ mod tee;
 mod test;
 mod workspace;
 
+use std::env;
+#[cfg(unix)]
+use std::os::unix::process::CommandExt;
 use std::path::Path;
+#[cfg(unix)]
+use std::process::Command;
 use std::process::ExitCode;
 
 use anyhow::Context;
@@ -56,7 +62,19 @@ enum Task {
     Run(run::Options),
 }
 
+/// A variable that cargo sets for the programs that it runs. Builds that these start would have it, others would not, and each
+/// would build anew what depends on it.
+#[cfg(unix)]
+const OF_CARGO: &str = "CARGO_MANIFEST_DIR";
+
 fn main() -> ExitCode {
+    #[cfg(unix)]
+    if env::var_os(OF_CARGO).is_some() {
+        let mut again = Command::new(env::args_os().next().unwrap_or_default());
+        let error = again.args(env::args_os().skip(1)).env_remove(OF_CARGO).exec();
+        eprintln!("error: this program cannot start itself: {error}");
+        return ExitCode::FAILURE;
+    }
     // Not by returning it from here: what is wrong with a project's file is no place in this program.
     run(Cli::parse()).unwrap_or_else(|error| {
         eprintln!("error: {error:#}");

@@ -1,7 +1,7 @@
 //! The suites of `cargo xtask test`.
 
 use crate::suite::{Action, Requirement, Suite};
-use crate::{lint, main_job};
+use crate::{emulation, lint, main_job};
 
 pub(crate) const NEXTEST: Requirement =
     Requirement { what: "cargo-nextest", probe: &["cargo", "nextest", "--version"], installable: false };
@@ -82,6 +82,12 @@ const NVRTC: Requirement = Requirement {
 const NVRTC_PROBE: &str = "test -e \"$ZERO_NVRTC/cuda_nvrtc/lib/libnvrtc.so.12\" &&
     test -e \"$ZERO_NVRTC/cuda_runtime/include/cuda_fp16.h\"";
 
+const LINKER: Requirement = Requirement {
+    what: "a C compiler and nm",
+    probe: &["sh", "-c", "cc --version && nm --version"],
+    installable: true,
+};
+
 /// For devices; not by SPIR-V, on which Mesa 22's driver in software crashes. `cuda-source` adds to the features of what lies
 /// below Burn, so that with it everywhere that is built once.
 const DEVICE: &str = "gpt/wgpu,zero-burn/cuda-source";
@@ -91,7 +97,7 @@ const DEVICE_NEXTEST: &[&str] = &device_tests(["nextest", "run", "--no-fail-fast
 const DEVICE_TEST: &[&str] = &device_tests(["test", "--quiet", "--no-fail-fast"], DEVICE);
 
 /// Two packages have tests on devices, and tests of what is there with devices alone.
-const fn device_tests(runner: [&'static str; 3], features: &'static str) -> [&'static str; 14] {
+const fn device_tests(runner: [&'static str; 3], features: &'static str) -> [&'static str; 16] {
     let [a, b, c] = runner;
     [
         a,
@@ -106,6 +112,8 @@ const fn device_tests(runner: [&'static str; 3], features: &'static str) -> [&'s
         "--lib",
         "--test",
         "devices",
+        "--test",
+        "device_processes",
         "--test",
         "kernels",
     ]
@@ -288,6 +296,8 @@ pub(crate) const SUITES: &[Suite] = &[
         ])
         .with_env(&[("DOCS_RS", "1")]),
     ),
+    Suite::new("cuda-emulated", Action::Call("code for CUDA on an emulated driver", emulation::run))
+        .needs(LINKER),
     Suite::new("main-job", Action::Call("a few steps of the GPT example", main_job::run)).slow(),
     Suite::new(
         "miri",
