@@ -136,8 +136,10 @@ impl<B> Published<B> {
     fn table(&self, version: u64, handle: impl Fn(&B) -> MemoryHandle) -> Vec<u8> {
         let mut table = version.to_le_bytes().to_vec();
         for place in &self.places {
-            let entry =
-                place.map(|Place { block, start, bytes }| (start, bytes, handle(&self.blocks[block])));
+            // There is no block where there was no memory for it.
+            let entry = place.and_then(|Place { block, start, bytes }| {
+                Some((start, bytes, handle(self.blocks.get(block)?)))
+            });
             let (start, bytes, handle) = entry.unwrap_or((0, 0, [0; _]));
             [start, bytes].iter().for_each(|word| table.extend((*word as u64).to_le_bytes()));
             table.extend(handle);
@@ -455,5 +457,7 @@ mod tests {
             rest.chunks(ENTRY).map(|mut entry| ([(), ()].map(|()| take_word(&mut entry)), entry.to_vec()));
         let expected = [([0, 0], vec![0; 72]), ([0, 100], vec![1; 72]), ([256, 300], vec![1; 72])];
         assert_eq!(entries.collect::<Vec<_>>(), expected);
+        published.blocks.clear();
+        assert_eq!(published.table(0, |block| [*block; _]), [0; WORD + 3 * ENTRY]);
     }
 }
