@@ -2,28 +2,28 @@
 
 use std::env;
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-use zero_comm::{Communicator, Meeting, NcclCommunicator, ProcessWorld};
+use zero_comm::{CommError, Communicator, Meeting, NcclCommunicator, ProcessWorld, WorldError};
 use zero_core::{DType, Rank, WorldSize};
 
 use super::find;
+use crate::DeviceKind;
 use crate::arena::Port;
 use crate::transports::fixture::{Member, bytes_of, elements, tensor};
 use crate::transports::{BucketParts, DeviceCollectives};
-use crate::{DeviceKind, ZeroError};
 
 /// The variable for where processes meet.
 const MEETING: &str = "ZERO_BURN_TEST_MEETING";
 
-/// Runs a test of this file in processes.
-fn run(test: &str) {
+/// Runs a test of this file in processes; gives what they did, by rank.
+fn run(test: &str) -> Vec<Output> {
     let devices = NcclCommunicator::device_count().unwrap_or(0);
     if devices == 0 {
         println!("skipped: no CUDA device");
-        return;
+        return Vec::new();
     }
     let (folder, size) = (tempfile::tempdir().unwrap(), devices.max(2));
     let children = (0..size).map(|rank| {
@@ -34,44 +34,47 @@ fn run(test: &str) {
         child.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
     });
     let children: Vec<_> = children.collect();
-    for child in children {
-        let output = child.wait_with_output().unwrap();
-        let [said, cried] = [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text));
-        assert!(output.status.success() && said.contains("1 passed"), "{said}\n{cried}");
-    }
+    children.into_iter().map(|child| child.wait_with_output().unwrap()).collect()
 }
 
-/// What one of the processes does.
-fn rank(f: impl Fn(&Arc<dyn Communicator>) -> Result<(), ZeroError>) {
+fn check(output: &Output) {
+    let [said, cried] = [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text));
+    assert!(output.status.success() && said.contains("1 passed"), "{said}\n{cried}");
+}
+
+/// What one of the processes does with its transports.
+fn rank(
+    f: impl Fn(&Arc<dyn Communicator>, Member, Option<Arc<dyn DeviceCollectives>>) -> Result<(), CommError>,
+) -> Result<(), WorldError<CommError>> {
     let number = |name: &str| env::var(name).unwrap().parse::<usize>().unwrap();
     let meeting = Meeting::File { path: PathBuf::from(env::var_os(MEETING).unwrap()) };
     let size = WorldSize::new(number("SIZE")).unwrap();
     let world = ProcessWorld::new(Rank::new(number("RANK")), size, meeting);
-    world.with_deadline(Duration::from_secs(60)).run(|comm| f(&comm)).unwrap();
+    world.with_deadline(Duration::from_secs(60)).run(|comm| {
+        let device = DeviceKind::Cuda.device_of_rank(&comm).unwrap();
+        let transports = find(&comm, Port::of(&device).as_ref())?;
+        let has_its_own = NcclCommunicator::device_count().unwrap() >= size.get();
+        assert_eq!((transports.shards.is_some(), transports.buckets.is_some()), (true, has_its_own));
+        f(&comm, Member::new(&comm, device, transports.shards.unwrap()), transports.buckets)
+    })
 }
 
 #[test]
 fn what_is_on_a_device_comes_to_others() {
-    run("a_rank_that_shows_and_gives");
+    run("a_rank_that_shows_and_gives").iter().for_each(check);
 }
 
 #[test]
 #[ignore = "run by another test"]
 fn a_rank_that_shows_and_gives() {
-    rank(|comm| {
-        let device = DeviceKind::Cuda.device_of_rank(comm)?;
-        let port = Port::of(&device).unwrap();
-        let transports = find(comm, Some(&port)).unwrap();
-        let has_its_own = NcclCommunicator::device_count().unwrap() >= comm.world_size().get();
-        assert_eq!((transports.shards.is_some(), transports.buckets.is_some()), (true, has_its_own));
-        let member = Member::new(comm, device, transports.shards.unwrap());
+    let ran = rank(|comm, member, collectives| {
         for first in [0, 50] {
-            member.show(first).unwrap();
-            comm.fence("shown").unwrap();
-            assert_eq!(member.read().unwrap(), elements(first));
-            comm.fence("read").unwrap();
+            member.show(first)?;
+            comm.fence("shown")?;
+            assert_eq!(member.read()?, elements(first));
+            comm.fence("read")?;
         }
-        let Some(collectives) = transports.buckets else { return Ok(()) };
+        let Some(collectives) = collectives else { return Ok(()) };
         for dtype in [DType::F32, DType::F16] {
             for counts in [vec![3; comm.world_size().get()], (0..comm.world_size().get()).collect()] {
                 give(&*collectives, comm, &member, dtype, &counts);
@@ -79,6 +82,38 @@ fn a_rank_that_shows_and_gives() {
         }
         Ok(())
     });
+    ran.unwrap();
+}
+
+#[test]
+fn a_rank_that_dies_is_named_by_all() {
+    // The first one dies.
+    run("a_rank_that_dies_or_is_left").iter().skip(1).for_each(check);
+}
+
+#[test]
+#[ignore = "run by another test"]
+fn a_rank_that_dies_or_is_left() {
+    let ran = rank(|comm, member, collectives| {
+        if comm.rank() == Rank::ROOT {
+            // Not by a panic, of which it could tell the others.
+            std::process::exit(7);
+        }
+        member.show(0)?;
+        // One gives, the others read what was never shown.
+        if let Some(collectives) = collectives.filter(|_| comm.rank().index() == 1) {
+            let counts = vec![3; comm.world_size().get()];
+            let parts = BucketParts { comm: &**comm, bucket: 7, counts: &counts, label: "bucket" };
+            let bucket = tensor(member.on_devices.device(), &vec![0; 12 * counts.len()], DType::F32);
+            return collectives.all_to_all(&parts, bucket).map(drop);
+        }
+        member.read().map(drop)
+    });
+    let error = ran.unwrap_err();
+    let WorldError::Failed { source: CommError::PeerLost { rank, .. }, .. } = &error else {
+        panic!("{error:?}")
+    };
+    assert_eq!(*rank, Rank::ROOT);
 }
 
 /// Every byte says whose it is, and where it was.
