@@ -55,16 +55,17 @@ fn build(sh: &Shell) -> anyhow::Result<PathBuf> {
 
 /// A library of what a program lacks.
 fn stand_in(sh: &Shell, program: &Path, folder: &Path) -> anyhow::Result<PathBuf> {
-    let symbols = cmd!(sh, "nm -D --undefined-only --format=just-symbols {program}").read()?;
+    let symbols = cmd!(sh, "nm -D --undefined-only {program}").read()?;
     let (source, library) = (folder.join("missing.c"), folder.join("libmissing.so"));
-    let functions = symbols.lines().filter_map(|symbol| function(symbol.split('@').next()?));
+    let functions = symbols.lines().filter_map(function);
     sh.write_file(&source, functions.collect::<String>())?;
     cmd!(sh, "cc -shared -fPIC -o {library} {source}").run()?;
     Ok(library)
 }
 
-/// A function that ends the program, for one of LLVM's.
-fn function(symbol: &str) -> Option<String> {
+/// A function that ends the program, for one of LLVM's in a line of `nm`.
+fn function(line: &str) -> Option<String> {
+    let symbol = line.split_whitespace().last()?.split('@').next()?;
     let is_llvm = symbol.starts_with("LLVM") || symbol.starts_with("cubecl_");
     is_llvm.then(|| format!("void {symbol}(void) {{ __builtin_trap(); }}\n"))
 }
@@ -75,7 +76,9 @@ mod tests {
 
     #[test]
     fn only_what_is_of_llvm_has_a_stand_in() {
-        assert_eq!(function("LLVMAddCase").unwrap(), "void LLVMAddCase(void) { __builtin_trap(); }\n");
-        assert_eq!(function("memcpy"), None);
+        let stand_in = "void LLVMAddCase(void) { __builtin_trap(); }\n";
+        assert_eq!(function("                 U LLVMAddCase").as_deref(), Some(stand_in));
+        assert_eq!(function("                 U memcpy@GLIBC_2.14"), None);
+        assert_eq!(function(""), None);
     }
 }

@@ -38,10 +38,6 @@ pub fn memory_table(
         }
         writeln!(table)?;
     }
-    writeln!(
-        table,
-        "(* planned for this run; in host memory gathered at the peak: {})",
-        measured.gathered_peak
-    )?;
+    writeln!(table, "(* planned for this run; gathered at the peak: {})", measured.gathered_peak)?;
     Ok(table)
 }
