@@ -94,7 +94,8 @@ pub(crate) trait DeviceWindows: fmt::Debug + Send + Sync {
 pub(crate) trait DeviceCollectives: fmt::Debug + Send + Sync {
     fn device(&self) -> &RankDevice;
 
-    /// Gives each rank its part of the bucket, and takes this rank's part as each rank has it, in their order; the device has written `bucket`.
+    /// Gives each rank its part of the bucket, and takes this rank's part as each rank has it, in their order; the device has
+    /// written `bucket`.
     fn all_to_all(&self, parts: &BucketParts<'_>, bucket: CubeTensor) -> Result<Vec<CubeTensor>, CommError>;
 
     /// Every rank's part of the sums, with where it begins; `part` is this rank's.

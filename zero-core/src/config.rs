@@ -61,8 +61,8 @@ pub struct ZeroConfig {
     pub reduce_gradients: Option<ReduceGradients>,
     /// Whether ranks communicate beside computing. Results do not depend on it.
     pub overlap: bool,
-    /// Whether ranks take parameters and gradients from each other's devices, where these can. Ranks that are processes keep
-    /// copies of their shards on the device for that.
+    /// Whether ranks take parameters and gradients from each other's devices, where these can. Processes that do so keep copies
+    /// of their shards on the device for that.
     pub device_transport: bool,
     /// Parameters of at most this many elements stay gathered at stage 3; 0 for none.
     pub persistence_threshold: usize,

@@ -93,8 +93,8 @@ static KEYS: &[Key] = &[
         name: "device_transport",
         unit: "boolean",
         what: "Whether ranks take parameters and gradients from each other's devices, where these can; false \
-               takes all of it through host memory. Ranks that are processes keep copies of their shards on the \
-               device for that.",
+               takes all of it through host memory. Processes that do so keep copies of their shards on the device \
+               for that.",
         get: |config| Some(Value::Bool(config.device_transport)),
         set: |config, value, key| {
             config.device_transport = boolean(value, key)?;
