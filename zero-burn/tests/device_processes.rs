@@ -11,11 +11,11 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use burn::tensor::Device;
-use common::{LR, Odd, Run, Weights, cast, config, rows, weights, with_engines_on, world};
+use common::{LR, Odd, Run, Weights, cast, config, kind, rows, weights, with_engines_on, world};
 use tempfile::tempdir;
 use zero_burn::{
-    Adam, DType, DeviceKind, Fused, LossScaling, Partition, Precision, ProcessWorld, Rank, Stage,
-    WeightDecay, Zero, ZeroConfig, ZeroError,
+    Adam, DType, Fused, LossScaling, Partition, Precision, ProcessWorld, Rank, Stage, WeightDecay, Zero,
+    ZeroConfig, ZeroError,
 };
 use zero_comm::Meeting;
 
@@ -30,11 +30,6 @@ fn number(variable: &str, default: usize) -> usize {
 
 fn ranks() -> usize {
     number("ZERO_RANKS", 2)
-}
-
-fn kind() -> DeviceKind {
-    let default = if cfg!(feature = "vulkan") { "vulkan" } else { "wgpu" };
-    env::var("ZERO_DEVICE").unwrap_or_else(|_| String::from(default)).parse().unwrap()
 }
 
 /// The weights that ranks of one process come to, and that processes must.

@@ -14,21 +14,17 @@ use burn::module::{Module, ModuleMapper, Param};
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::{Device, Int, Tensor, TensorData};
-use common::{DeviceOf, INPUT, LR, Odd, Run, Weights, cast, config, rows, weights, with_engines_on, world};
+use common::{
+    DeviceOf, INPUT, LR, Odd, Run, Weights, cast, config, kind, rows, weights, with_engines_on, world,
+};
 use gpt::GptConfig;
 use recording::{BF16, Bounds, F16, Recording, SAME_TYPE};
 use tempfile::TempDir;
 use zero_burn::{
-    Adagrad, Adam, Bytes, Communicator, DType, DeviceKind, Fused, Lion, LoadOptions, LocalStorage,
-    LocalWorld, LossScaling, MemorySetup, Notes, OptimizerConfig, OptimizerCost, Partition, Placement,
-    Precision, SaverOptions, Sgd, Stage, Storage, Tier, WeightDecay, WorldSize, Zero, ZeroConfig, ZeroError,
+    Adagrad, Adam, Bytes, Communicator, DType, Fused, Lion, LoadOptions, LocalStorage, LocalWorld,
+    LossScaling, MemorySetup, Notes, OptimizerConfig, OptimizerCost, Partition, Placement, Precision,
+    SaverOptions, Sgd, Stage, Storage, Tier, WeightDecay, WorldSize, Zero, ZeroConfig, ZeroError,
 };
-
-/// The kind of device to test on.
-fn kind() -> DeviceKind {
-    let default = if cfg!(feature = "vulkan") { "vulkan" } else { "wgpu" };
-    env::var("ZERO_DEVICE").unwrap_or_else(|_| String::from(default)).parse().unwrap()
-}
 
 /// The device of a rank; a test without one fails.
 fn device(comm: &Arc<dyn Communicator>) -> Result<Device, ZeroError> {

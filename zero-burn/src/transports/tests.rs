@@ -15,12 +15,12 @@ use tempfile::TempDir;
 use zero_comm::LocalWorld;
 use zero_core::{Bytes, DType, LossScaling, Partition, Precision, Stage, ZeroConfig};
 
-use self::common::{LR, Odd, Run, cast, config, rows, weights, with_engines_on, world};
+use self::common::{LR, Odd, Run, cast, config, kind, rows, weights, with_engines_on, world};
 use super::fixture::{Member, bytes_of, elements, tensor};
 use super::*;
 use crate::engine::lock;
 use crate::process_windows::{MemoryHandle, Piece, ProcessWindows, SharedMemory};
-use crate::{Adam, DeviceKind, Fused, WeightDecay, Zero, ZeroError};
+use crate::{Adam, Fused, WeightDecay, Zero, ZeroError};
 
 /// Which transports there are.
 static SHARDS: AtomicBool = AtomicBool::new(false);
@@ -123,12 +123,6 @@ impl SharedMemory for Files {
         }
         Ok(tensor(&self.device, &bytes, dtype))
     }
-}
-
-/// As in `tests/devices.rs`.
-fn kind() -> DeviceKind {
-    let default = if cfg!(feature = "vulkan") { "vulkan" } else { "wgpu" };
-    std::env::var("ZERO_DEVICE").unwrap_or_else(|_| String::from(default)).parse().unwrap()
 }
 
 fn device(comm: &Arc<dyn Communicator>) -> Result<burn::tensor::Device, ZeroError> {

@@ -2,6 +2,7 @@
 #![allow(dead_code, unreachable_pub, reason = "each test file uses its own part")]
 
 use std::collections::HashSet;
+use std::env;
 use std::fs;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
@@ -13,7 +14,7 @@ use burn::nn::{Linear, LinearConfig};
 use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::{Device, Distribution, FloatDType, Tensor, TensorData};
 use zero_burn::{
-    Bytes, Communicator, DType, LocalWorld, Partition, ProcessWorld, Rank, ShardOptimizer, Stage,
+    Bytes, Communicator, DType, DeviceKind, LocalWorld, Partition, ProcessWorld, Rank, ShardOptimizer, Stage,
     StepOutcome, WorldSize, Zero, ZeroConfig, ZeroError, materialize,
 };
 use zero_comm::{Coordinator, CoordinatorOptions, Meeting, Token};
@@ -107,6 +108,12 @@ pub fn rows(step: usize, range: std::ops::Range<usize>, device: &Device) -> Tens
         })
         .collect();
     Tensor::from_data(TensorData::new(values, [range.len(), INPUT]), device)
+}
+
+/// The kind of device to test on, by `ZERO_DEVICE`.
+pub fn kind() -> DeviceKind {
+    let default = if cfg!(feature = "vulkan") { "vulkan" } else { "wgpu" };
+    env::var("ZERO_DEVICE").unwrap_or_else(|_| String::from(default)).parse().unwrap()
 }
 
 pub fn config(stage: Stage) -> ZeroConfig {
