@@ -1,10 +1,10 @@
-//! Typed operations.
+//! What every communicator has by what it must have.
 
 use zero_core::{Rank, WorldSize};
 
-use crate::{CommError, Communicator, Element, ReduceOp};
+use crate::{CommError, Communicator, Element, OpKind, ReduceOp, WindowKey};
 
-/// The operations of a [`Communicator`] on typed slices; every communicator has them.
+/// The operations of a [`Communicator`] on typed slices, and two that every rank does by itself; every communicator has them.
 ///
 /// They add no semantics: order, labels, deadlines and errors are those of the operations they call. All
 /// lengths and counts are in elements.
@@ -201,10 +201,56 @@ pub trait CommunicatorExt: Communicator {
     fn receive<T: Element>(&self, from: Rank, buffer: &mut [T], label: &str) -> Result<(), CommError> {
         self.receive_raw(from, buffer.into(), label)
     }
+
+    /// Whether all goes well, for who waits for something else than a rank. Waits for nobody and changes nothing.
+    ///
+    /// # Errors
+    ///
+    /// What `operation` gets if the world has failed: the first failure.
+    fn check(&self, operation: OpKind, label: &str) -> Result<(), CommError> {
+        // A read of the own window needs no other rank, yet fails with the world.
+        match self.read(self.rank(), WindowKey::new(0), 0, &mut [], label) {
+            Ok(()) | Err(CommError::WindowMissing { .. }) => Ok(()),
+            Err(error) => Err(error.of(operation, label)),
+        }
+    }
+
+    /// Fails the world for `reason`, if it has not failed already, since the others wait for this rank's part in an
+    /// operation that it cannot do. Returns what the operation gets for it: the first failure.
+    #[must_use = "it is the error of the operation"]
+    fn give_up(&self, operation: OpKind, label: &str, reason: &str) -> CommError {
+        self.abort(reason);
+        let (rank, reason) = (self.rank(), reason.to_owned());
+        let own = CommError::Aborted { rank, reason, operation, label: label.to_owned() };
+        self.check(operation, label).err().unwrap_or(own)
+    }
 }
 
 impl<C: Communicator + ?Sized> CommunicatorExt for C {}
 
 fn equal(world: WorldSize, count: usize) -> Vec<usize> {
     vec![count; world.get()]
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::LocalWorld;
+
+    #[test]
+    fn the_first_to_give_up_is_named_by_all() {
+        let [first, second] = LocalWorld::new(WorldSize::new(2).unwrap()).communicators().try_into().unwrap();
+        assert_eq!(first.check(OpKind::Barrier, "ours"), Ok(()));
+        first.expose(WindowKey::new(0), Arc::new(vec![1])).unwrap();
+        assert_eq!(first.check(OpKind::Barrier, "ours"), Ok(()));
+        let aborted = |operation| {
+            let (rank, reason, label) = (second.rank(), "enough".to_owned(), "ours".to_owned());
+            CommError::Aborted { rank, reason, operation, label }
+        };
+        assert_eq!(second.give_up(OpKind::Read, "ours", "enough"), aborted(OpKind::Read));
+        assert_eq!(first.check(OpKind::Barrier, "ours"), Err(aborted(OpKind::Barrier)));
+        assert_eq!(first.give_up(OpKind::Send, "ours", "more than enough"), aborted(OpKind::Send));
+    }
 }

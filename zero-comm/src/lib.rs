@@ -31,7 +31,7 @@
 //!   ranks fit together.
 //! - `window`: [`Region`] and [`WindowKey`], for reads that need nobody's help; `windows` are those of a rank, and
 //!   `reading` is how another asks for a part of one.
-//! - `error`: [`CommError`], one variant per cause; `failure` is why a world failed, `give_up` how to fail it.
+//! - `error`: [`CommError`], one variant per cause; `failure` is why a world failed.
 //! - `world`, `world_error`: [`World`], whatever ranks are, and [`WorldError`], why it did not come to its end.
 //! - `local`: [`LocalWorld`], ranks as threads that read each other's memory.
 //! - `environment`: [`Launch`], what a launcher told this process; [`TorchStore`] and [`AddressFile`], which
@@ -88,7 +88,6 @@ mod flight;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
-mod give_up;
 mod last_words;
 mod local;
 mod lock;

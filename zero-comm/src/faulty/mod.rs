@@ -13,10 +13,10 @@ use zero_core::{Rank, WorldSize};
 pub use self::error::FaultPlanError;
 pub use self::plan::{Fault, FaultKind, FaultPlan};
 use crate::clock::SystemClock;
-use crate::give_up::{cause, give_up};
 use crate::lock::lock;
 use crate::{
-    Buffer, BufferMut, Clock, CommError, Communicator, FlightRecord, OpKind, ReduceOp, Region, WindowKey,
+    Buffer, BufferMut, Clock, CommError, Communicator, CommunicatorExt, FlightRecord, OpKind, ReduceOp,
+    Region, WindowKey,
 };
 
 /// How often a rank that stays out of an operation looks whether the others have given up.
@@ -128,13 +128,13 @@ impl Faulty {
         // The others may come later than this rank, and then wait as long as their deadline says.
         let until = clock.now().saturating_add(self.deadline().saturating_mul(2));
         while clock.now() < until {
-            if let Some(error) = cause(&*self.inner, operation, label) {
+            if let Err(error) = self.inner.check(operation, label) {
                 return error;
             }
             clock.sleep_until(clock.now().saturating_add(LOOK));
         }
         let reason = format!("planned fault {fault} at {operation} {label:?}, which no rank waited for");
-        give_up(&*self.inner, operation, label, &reason)
+        self.inner.give_up(operation, label, &reason)
     }
 
     /// Does an operation that sends `data`.

@@ -17,8 +17,7 @@ use super::patience::watch;
 use super::session::{Launch, Session};
 use super::{device, join};
 use crate::arguments::Place;
-use crate::give_up::cause;
-use crate::{CommError, Communicator, OpKind, lock};
+use crate::{CommError, Communicator, CommunicatorExt, OpKind, lock};
 
 /// One rank's place in a group of NVIDIA devices, one per rank, that NCCL connects.
 ///
@@ -347,7 +346,7 @@ impl NcclCommunicator {
 
     /// An error if another rank, or this one elsewhere, has failed the world. Waits for nobody.
     fn news(&self) -> Result<(), NcclError> {
-        cause(&*self.control, OpKind::Barrier, "").map_or(Ok(()), |error| Err(error.into()))
+        Ok(self.control.check(OpKind::Barrier, "")?)
     }
 
     /// The first failure as an error of `operation`, if there was one.

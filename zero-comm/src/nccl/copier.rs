@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use cudarc::driver::{CudaContext, CudaStream, result};
+use cudarc::driver::sys::{self, CUresult};
+use cudarc::driver::{CudaContext, CudaStream, DriverError, result};
 
 use super::device;
 use super::error::NcclError;
 use super::patience::watch;
 use super::window::give_up_copies;
-use crate::give_up::cause;
-use crate::{Communicator, OpKind};
+use crate::{Communicator, CommunicatorExt, OpKind};
 
 /// Bytes of device memory to be copied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,6 +27,8 @@ pub struct DeviceCopy {
 pub struct DeviceCopier {
     context: Arc<CudaContext>,
     stream: Arc<CudaStream>,
+    /// Of the other devices that it reaches. A connection ends with either.
+    connected: Vec<Arc<CudaContext>>,
 }
 
 impl DeviceCopier {
@@ -41,7 +43,40 @@ impl DeviceCopier {
             during: format!("making a stream on CUDA device {device}"),
             error,
         })?;
-        Ok(Self { context, stream })
+        Ok(Self { context, stream, connected: Vec::new() })
+    }
+
+    /// Connects its device to another one of this process, counted from 0, if the hardware does. Copies from there are then direct;
+    /// the driver takes others through host memory.
+    ///
+    /// # Errors
+    ///
+    /// As [`new`](Self::new).
+    pub fn reach(&mut self, device: usize) -> Result<bool, NcclError> {
+        let (own, other) = (&self.context, device::context(device)?);
+        if own.ordinal() == device {
+            return Ok(true);
+        }
+        let mut is_connected = 0;
+        let connected = own.bind_to_thread().and_then(|()| {
+            // SAFETY: both are devices, and there is room for the answer.
+            unsafe { sys::cuDeviceCanAccessPeer(&raw mut is_connected, own.cu_device(), other.cu_device()) }
+                .result()?;
+            if is_connected == 0 {
+                return Ok(());
+            }
+            // SAFETY: the other context is there as long as this value.
+            match unsafe { sys::cuCtxEnablePeerAccess(other.cu_ctx(), 0) }.result() {
+                Err(DriverError(CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED)) => Ok(()),
+                enabled => enabled,
+            }
+        });
+        connected.map_err(|error| NcclError::Driver {
+            during: format!("connecting CUDA device {} to CUDA device {device}", own.ordinal()),
+            error,
+        })?;
+        self.connected.push(other);
+        Ok(is_connected != 0)
     }
 
     /// Does all copies, in no order, and returns when they are done.
@@ -54,8 +89,8 @@ impl DeviceCopier {
     ///
     /// # Safety
     ///
-    /// Memory at both addresses of each copy is that long, allocated or mapped on the device, and stays so until the
-    /// copies are done. What had to be done with either is done, and nothing else accesses what is written meanwhile. What
+    /// Memory at both addresses of each copy is that long, allocated or mapped on the device or, if it is read, on another of
+    /// this process, and stays so until the copies are done. What had to be done with either is done, and nothing else accesses what is written meanwhile. What
     /// is read may be written meanwhile, also by another process: then the bytes that are copied are unspecified.
     pub unsafe fn copy(
         &self,
@@ -78,8 +113,7 @@ impl DeviceCopier {
         });
         let done = begun.map_err(failed).and_then(|end| {
             let look = || Ok(end.try_is_complete().map_err(failed)?.then_some(()));
-            let news =
-                || cause(comm, OpKind::Read, label).map_or(Ok(()), |error| Err(NcclError::from(error)));
+            let news = || comm.check(OpKind::Read, label).map_err(NcclError::from);
             watch(after, look, news)?.ok_or(NcclError::Copy { device, after })
         });
         done.inspect_err(|_| give_up_copies())

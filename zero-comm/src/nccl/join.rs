@@ -16,7 +16,6 @@ use super::handle::{self, Handle, Refusal};
 use super::library::{Library, UniqueId};
 use super::patience::watch;
 use super::session::Session;
-use crate::give_up::cause;
 use crate::{Communicator, CommunicatorExt, OpKind};
 
 /// What a rank brings: all but the identifier must be the same on all.
@@ -104,7 +103,7 @@ fn connected(
     // The other half is for telling the others.
     let after: Duration = control.deadline() / 2;
     let ready = || handle.ready().map_err(|refusal| refusal.during(during()));
-    let news = || cause(control, OpKind::Join, LABEL).map_or(Ok(()), |error| Err(error.into()));
+    let news = || control.check(OpKind::Join, LABEL).map_err(NcclError::from);
     let ready = watch(after, ready, news)?;
     ready.ok_or_else(|| NcclError::Connect { rank: name, world_size: control.world_size(), after })
 }

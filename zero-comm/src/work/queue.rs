@@ -13,7 +13,6 @@ use zero_core::Rank;
 use super::many::{Carrier, Gather};
 use super::result::{Slot, Work, WorkError};
 use super::stats::{Counters, WorkStats};
-use crate::give_up::give_up;
 use crate::{CommError, Communicator, CommunicatorExt, Element, OpKind, ReduceOp, panic_message};
 
 /// A thread that does operations of one rank, first in, first out, while the caller goes on.
@@ -125,7 +124,7 @@ impl WorkQueue {
             let result = catch_unwind(AssertUnwindSafe(|| act(comm, &mut buffers, &label)));
             let result = result.unwrap_or_else(|payload| {
                 let reason = format!("{operation} {label:?} panicked: {}", panic_message(&*payload));
-                Err(give_up(comm, operation, &label, &reason))
+                Err(comm.give_up(operation, &label, &reason))
             });
             counters.ended(bytes, begun.elapsed(), result.is_err());
             slot.fill(match result {

@@ -148,6 +148,12 @@ fn a_driver_that_does_not_share_memory_says_so() {
 }
 
 #[test]
+fn devices_of_a_process_are_connected_where_the_hardware_does() {
+    run("connected", "");
+    run("apart", "apart");
+}
+
+#[test]
 fn a_copy_that_does_not_end_is_an_error_at_the_deadline() {
     run("stuck", "stuck");
 }
@@ -213,6 +219,24 @@ fn process() {
             let error = DeviceWindow::new(0, 10).unwrap_err().to_string();
             assert!(error.contains("making a window of 2097152 bytes on CUDA device 0"), "{error}");
         }
+        "connected" => {
+            let mut copier = DeviceCopier::new(0).unwrap();
+            // What is connected stays so.
+            assert_eq!([0, 1, 1].map(|device| copier.reach(device)), [Ok(true), Ok(true), Ok(true)]);
+            assert_eq!(copier.reach(2), Err(NcclError::NoSuchDevice { device: 2, count: 2 }));
+            let windows = [0, 1].map(|device| DeviceWindow::new(device, BYTES).unwrap());
+            let [here, there] = windows.each_ref().map(|window| window.address(0..BYTES).unwrap());
+            copy(pattern(1).as_ptr() as u64, there, BYTES).unwrap();
+            // SAFETY: both windows have as much, and nobody else uses them.
+            unsafe {
+                let copies = [DeviceCopy { from: there, into: here, bytes: BYTES }];
+                copier.copy(&copies, &*alone(60_000), "a test").unwrap();
+            }
+            let mut seen = vec![0_u8; BYTES];
+            copy(here, seen.as_mut_ptr() as u64, BYTES).unwrap();
+            assert_eq!(seen, pattern(1));
+        }
+        "apart" => assert_eq!(DeviceCopier::new(0).unwrap().reach(1), Ok(false)),
         "stuck" => {
             let copier = DeviceCopier::new(0).unwrap();
             // SAFETY: nothing is copied.

@@ -4,7 +4,7 @@
 //! codes. No kernel can be launched.
 //!
 //! `EMULATED_CUDA_DEVICES` is how many devices there are, if not two. `EMULATED_CUDA_FAULT` names what goes wrong: `no-ipc`,
-//! memory cannot be shared; `stuck`, no event ever comes.
+//! memory cannot be shared; `stuck`, no event ever comes; `apart`, no device is connected to another.
 #![allow(non_snake_case)]
 
 mod nccl;
@@ -29,6 +29,7 @@ const OUT_OF_MEMORY: Code = 2;
 const INVALID_DEVICE: Code = 101;
 const INVALID_CONTEXT: Code = 201;
 const NOT_READY: Code = 600;
+const PEER_ACCESS_ALREADY_ENABLED: Code = 704;
 const NOT_SUPPORTED: Code = 801;
 
 fn devices() -> c_int {
@@ -132,6 +133,25 @@ extern "C" fn cuCtxSetCurrent(context: usize) -> Code {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuCtxGetCurrent(context: *mut usize) -> Code {
     put(context, current())
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuDeviceCanAccessPeer(can: *mut c_int, device: c_int, other: c_int) -> Code {
+    put(can, c_int::from(device != other && !fails("apart")))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuCtxEnablePeerAccess(other: usize, _: c_uint) -> Code {
+    static ENABLED: Mutex<Vec<(usize, usize)>> = Mutex::new(Vec::new());
+    let (pair, mut enabled) = ((current(), other), ENABLED.lock().unwrap());
+    if pair.0 == pair.1 || fails("apart") {
+        return INVALID_CONTEXT;
+    }
+    if enabled.contains(&pair) {
+        return PEER_ACCESS_ALREADY_ENABLED;
+    }
+    enabled.push(pair);
+    SUCCESS
 }
 
 #[unsafe(no_mangle)]

@@ -63,7 +63,8 @@ enum Step {
 
 enum Part {
     Here(Address, usize),
-    Coming(PathBuf),
+    /// A file of so many bytes.
+    Coming(PathBuf, usize),
 }
 
 thread_local! {
@@ -99,9 +100,9 @@ impl Communicator {
         Step::Send { file, from, bytes }
     }
 
-    fn receive(&mut self, from: usize) -> Part {
+    fn receive(&mut self, from: usize, bytes: usize) -> Part {
         self.received[from] += 1;
-        Part::Coming(self.folder.join(format!("{from}-{}-{}", self.rank, self.received[from])))
+        Part::Coming(self.folder.join(format!("{from}-{}-{}", self.rank, self.received[from])), bytes)
     }
 
     /// Gives each rank so many bytes at the address for it, and puts what comes of those for this one at another.
@@ -118,7 +119,7 @@ impl Communicator {
                 parts.push(Part::Here(from(own), bytes));
             } else {
                 steps.push(self.send(rank, from(rank), bytes));
-                parts.push(self.receive(rank));
+                parts.push(self.receive(rank, bytes));
             }
         }
         steps.push(Step::Combine { parts, into, reduction });
@@ -174,14 +175,14 @@ impl Step {
         };
         let mut all = Vec::new();
         for part in parts {
-            let file = match part {
+            let (file, bytes) = match part {
                 Part::Here(from, bytes) => {
                     all.push(bytes_at(from, bytes));
                     continue;
                 }
-                Part::Coming(file) => file,
+                Part::Coming(file, bytes) => (file, bytes),
             };
-            all.push(loop {
+            let content = loop {
                 if let Ok(content) = fs::read(&file) {
                     fs::remove_file(&file).unwrap();
                     break content;
@@ -190,7 +191,9 @@ impl Step {
                     return;
                 }
                 thread::sleep(SLICE);
-            });
+            };
+            assert_eq!(content.len(), bytes, "{} has as much as is received", file.display());
+            all.push(content);
         }
         write_at(
             into,
@@ -412,9 +415,16 @@ extern "C" fn ncclSend(from: Address, count: usize, dtype: c_int, to: c_int, id:
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn ncclRecv(into: Address, _: usize, _: c_int, from: c_int, id: usize, on: isize) -> Code {
+extern "C" fn ncclRecv(
+    into: Address,
+    count: usize,
+    dtype: c_int,
+    from: c_int,
+    id: usize,
+    on: isize,
+) -> Code {
     enqueue(on, id, |comm| {
-        let parts = vec![comm.receive(from as usize)];
+        let parts = vec![comm.receive(from as usize, count * size_of_dtype(dtype))];
         vec![Step::Combine { parts, into, reduction: None }]
     })
 }
@@ -472,7 +482,7 @@ extern "C" fn ncclBroadcast(
     let (bytes, root) = (count * size_of_dtype(dtype), root as usize);
     enqueue(on, id, |comm| {
         if comm.rank != root {
-            let parts = vec![comm.receive(root)];
+            let parts = vec![comm.receive(root, bytes)];
             return vec![Step::Combine { parts, into, reduction: None }];
         }
         let others = (0..comm.size).filter(|rank| *rank != root);
@@ -499,7 +509,7 @@ extern "C" fn ncclReduce(
             return vec![comm.send(root, from, bytes)];
         }
         let parts = (0..comm.size)
-            .map(|rank| if rank == root { Part::Here(from, bytes) } else { comm.receive(rank) });
+            .map(|rank| if rank == root { Part::Here(from, bytes) } else { comm.receive(rank, bytes) });
         vec![Step::Combine { parts: parts.collect(), into, reduction: Some((op, dtype)) }]
     })
 }
