@@ -1,6 +1,6 @@
 //! Ranks agree before they do what has to be the same on all of them.
 
-use zero_comm::{CommError, Communicator, CommunicatorExt, OpKind};
+use zero_comm::{Communicator, CommunicatorExt};
 use zero_core::Rank;
 
 use crate::ZeroError;
@@ -10,13 +10,6 @@ use crate::error::During;
 /// differs fails the communicator, for the others wait for its part in what follows.
 pub(crate) fn agree(comm: &dyn Communicator, mine: &[String]) -> Result<(), ZeroError> {
     compare(comm, mine).inspect_err(|error| comm.abort(&error.to_string()))
-}
-
-/// Ends the world, for the others wait for this rank's part in an operation that it cannot do.
-#[must_use = "it is the error of the operation"]
-pub(crate) fn give_up(comm: &dyn Communicator, operation: OpKind, label: &str, reason: String) -> CommError {
-    comm.abort(&reason);
-    CommError::Aborted { rank: comm.rank(), reason, operation, label: label.to_owned() }
 }
 
 fn compare(comm: &dyn Communicator, mine: &[String]) -> Result<(), ZeroError> {

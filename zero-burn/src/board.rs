@@ -1,19 +1,16 @@
 //! What ranks of one process show each other of their devices' memory.
 //!
 //! A window of `zero-comm` is host memory. Ranks that are threads of one process can do without: each hangs out its tensors,
-//! and whoever wants one takes it, over whatever connects the devices (CubeCL does so by NCCL, on the tensors' own memory), or
-//! directly where both are on the same device.
+//! and whoever wants one takes it: directly where both are on the same device, else by copies over whatever connects the devices.
 //!
 //! Streams of one device wait for each other by events where CubeCL knows that they have to, which is when memory was
 //! allocated by one and is used by the other. What was written later it does not know: so who shows something waits
-//! until the device has written it, and who has taken something with another thread than that of compute waits as well.
+//! until the device has written it. Between devices, it is the host that waits, never one device for another.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
-use std::ops::Range;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
-use std::thread::{self, ThreadId};
 
 use burn_cubecl::tensor::CubeTensor;
 use zero_comm::{CommError, Communicator, CommunicatorExt, ReduceOp};
@@ -21,22 +18,14 @@ use zero_core::{ParameterIndex, Rank};
 
 use crate::arena::{self, Port};
 use crate::cube;
-use crate::device_bucket::Written;
 use crate::engine::lock;
 use crate::rank_device::{RankDevice, SLICE};
-use crate::transports::{BucketParts, DeviceCollectives, DeviceWindows};
+use crate::transports::{BucketParts, Carrier, Carry, DeviceCollectives, DeviceWindows};
 use crate::windows::{Values, Windows};
 
 /// Who has come and waits for the others, by a number that is used once.
 static MEETING: Mutex<Vec<(i64, Arc<Slot>)>> = Mutex::new(Vec::new());
 static NUMBER: AtomicI64 = AtomicI64::new(0);
-
-/// Sends and their receives are put on the streams of two devices one after the other. Devices do them in that order; if it was
-/// not the same on both, each would wait for the other.
-static TRANSFER: Mutex<()> = Mutex::new(());
-
-/// The most tensors that are kept until they have come.
-const MOST_TAKEN: usize = 1 << 10;
 
 /// What is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -54,23 +43,8 @@ pub(crate) struct Board {
     device: RankDevice,
     /// By rank.
     slots: Vec<Arc<Slot>>,
-    /// What may not have come yet. Until it has, its owner must not write there: CubeCL keeps the memory that a kernel reads, but
-    /// not that which is sent.
-    taken: Mutex<Vec<Taken>>,
-}
-
-/// A tensor of another device.
-struct Taken {
-    tensor: CubeTensor,
-    /// When it is here.
-    come: Written,
-    by: ThreadId,
-}
-
-impl std::fmt::Debug for Taken {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Taken").field("by", &self.by).finish_non_exhaustive()
-    }
+    /// What brings tensors from other devices, if ranks have several.
+    carrier: Option<Box<dyn Carrier>>,
 }
 
 /// What one rank shows.
@@ -84,6 +58,15 @@ struct Slot {
 impl Board {
     /// A board, if all ranks are threads of one process and their devices reach each other. Collective.
     pub(crate) fn meet(
+        comm: &Arc<dyn Communicator>,
+        port: Option<&Port>,
+    ) -> Result<Option<Arc<Self>>, CommError> {
+        Self::meet_by(find_carrier, comm, port)
+    }
+
+    /// As [`meet`](Self::meet), with what connects the first device to others found by `find`, or why nothing does.
+    pub(crate) fn meet_by(
+        find: impl Fn(&Port, &[&Port]) -> Result<Box<dyn Carrier>, String>,
         comm: &Arc<dyn Communicator>,
         port: Option<&Port>,
     ) -> Result<Option<Arc<Self>>, CommError> {
@@ -109,17 +92,25 @@ impl Board {
             found.map(|(_, slot)| Arc::clone(slot))
         };
         let slots: Option<Vec<_>> = all.chunks_exact(2).map(slot_of).collect();
-        let slots =
-            slots.filter(|slots| port.is_some_and(|port| slots.iter().all(|slot| reaches(&slot.port, port))));
+        let found = slots.zip(port).and_then(|(slots, port)| {
+            let ports = slots.iter().map(|slot| &slot.port);
+            let others: Vec<_> = ports.filter(|other| !is_same(other, port)).collect();
+            let carrier = if others.is_empty() { Ok(None) } else { find(port, &others).map(Some) };
+            match carrier {
+                Ok(carrier) => Some((slots, carrier, port)),
+                Err(reason) => {
+                    let rank = comm.rank();
+                    tracing::info!(%rank, reason, "parameters and gradients go through host memory");
+                    None
+                }
+            }
+        });
         // Nobody leaves before all have found each other.
-        let mut every = [f64::from(u8::from(slots.is_some()))];
+        let mut every = [f64::from(u8::from(found.is_some()))];
         comm.all_reduce(&mut every, ReduceOp::Min, "whether devices reach each other")?;
-        let Some(slots) = slots.filter(|_| every == [1.0]) else { return Ok(None) };
-        let port = slots[comm.rank().index()].port.clone();
-        let own = port.client.service_id();
-        let is_alone = slots.iter().all(|slot| slot.port.client.service_id() == own);
-        let device = RankDevice { comm: Arc::clone(comm), port, is_alone };
-        Ok(Some(Arc::new(Self { device, slots, taken: Mutex::default() })))
+        let Some((slots, carrier, port)) = found.filter(|_| every == [1.0]) else { return Ok(None) };
+        let device = RankDevice { comm: Arc::clone(comm), port: port.clone() };
+        Ok(Some(Arc::new(Self { device, slots, carrier })))
     }
 
     /// Shows tensors that the device has written, each in place of what was shown before.
@@ -133,37 +124,22 @@ impl Board {
         drop(before);
     }
 
-    /// What `rank` shows, on this rank's device.
-    fn take(&self, rank: Rank, notice: Notice, label: &str) -> Result<CubeTensor, CommError> {
-        self.bring(self.look(rank, notice, label)?, label)
-    }
-
-    /// As [`take`](Self::take), of some elements.
-    fn take_part(
-        &self,
-        rank: Rank,
-        notice: Notice,
-        elements: Range<usize>,
-        label: &str,
-    ) -> Result<CubeTensor, CommError> {
-        self.bring(cube::part(self.look(rank, notice, label)?, elements), label)
-    }
-
-    /// A tensor of any rank's on the device of this one.
-    fn bring(&self, tensor: CubeTensor, label: &str) -> Result<CubeTensor, CommError> {
-        let own = &self.device.port;
-        if tensor.client.service_id() == own.client.service_id() {
-            return Ok(tensor);
+    /// Tensors of any ranks' on the device of this one.
+    fn bring(&self, tensors: Vec<CubeTensor>, label: &str) -> Result<Vec<CubeTensor>, CommError> {
+        let Some(carrier) = &self.carrier else { return Ok(tensors) };
+        let own = self.device.port.client.service_id();
+        let is_here = |tensor: &CubeTensor| tensor.client.service_id() == own;
+        let place = |tensor: &CubeTensor| match is_here(tensor) {
+            true => Ok(tensor.clone()),
+            false => self.device.empty(tensor.meta.num_elements(), cube::dtype_of(tensor), label),
+        };
+        let here: Vec<_> = tensors.iter().map(place).collect::<Result<_, _>>()?;
+        let foreign = tensors.iter().zip(&here).filter(|(tensor, _)| !is_here(tensor));
+        let copies: Vec<_> = foreign.map(|(from, into)| Carry { from, into, start: 0 }).collect();
+        if !copies.is_empty() {
+            carrier.carry(&self.device, &copies, label)?;
         }
-        if lock(&self.taken).len() >= MOST_TAKEN {
-            self.settle_all(label)?;
-        }
-        let turn = lock(&TRANSFER);
-        let brought = tensor.clone().to_client(own.client.clone(), own.device.clone());
-        drop(turn);
-        let (come, by) = (own.client.sync(), thread::current().id());
-        lock(&self.taken).push(Taken { tensor, come, by });
-        Ok(brought)
+        Ok(here)
     }
 
     /// What `rank` shows, where it is.
@@ -195,7 +171,8 @@ impl DeviceWindows for Board {
     }
 
     fn show(&self, windows: &Windows, shards: Vec<(ParameterIndex, CubeTensor)>) -> Result<(), CommError> {
-        self.settle(&shards.iter().map(|(_, shard)| shard).collect::<Vec<_>>(), "updated parameters")?;
+        self.device
+            .settle(&shards.iter().map(|(_, shard)| shard).collect::<Vec<_>>(), "updated parameters")?;
         let notice = |parameter| Notice::Shard(parameter, windows.values);
         self.hang_out(shards.into_iter().map(|(parameter, shard)| (notice(parameter), shard)));
         Ok(())
@@ -213,11 +190,18 @@ impl DeviceWindows for Board {
 
     fn whole(&self, windows: &Windows, parameter: ParameterIndex) -> Result<CubeTensor, CommError> {
         let (notice, spec) = (Notice::Shard(parameter, windows.values), windows.parameter(parameter));
+        let (device, name, numel) = (&self.device, spec.name(), spec.numel());
         let ranges = spec.partition().ranges().filter(|(_, range)| !range.is_empty());
-        let shards = ranges.map(|(rank, range)| Ok((range.start, self.take(rank, notice, spec.name())?)));
+        let shards = ranges.map(|(rank, range)| Ok((range.start, self.look(rank, notice, name)?)));
         let shards: Vec<_> = shards.collect::<Result<_, CommError>>()?;
-        let whole = arena::join(&self.device.port, windows.dtype, spec.numel(), shards);
-        whole.map_err(|error| self.device.fail(spec.name(), error))
+        let Some(carrier) = &self.carrier else {
+            let whole = arena::join(&device.port, windows.dtype, numel, shards);
+            return whole.map_err(|error| device.fail(name, error));
+        };
+        let whole = device.empty(numel, windows.dtype, name)?;
+        let copies = shards.iter().map(|(start, shard)| Carry { from: shard, into: &whole, start: *start });
+        carrier.carry(device, &copies.collect::<Vec<_>>(), name)?;
+        Ok(whole)
     }
 
     fn shard(
@@ -227,23 +211,6 @@ impl DeviceWindows for Board {
         rank: Rank,
     ) -> Result<CubeTensor, CommError> {
         self.look(rank, Notice::Shard(parameter, windows.values), windows.parameter(parameter).name())
-    }
-
-    fn settle(&self, written: &[&CubeTensor], label: &str) -> Result<(), CommError> {
-        self.device.settle(written, label)?;
-        let here = thread::current().id();
-        let come: Vec<_> = lock(&self.taken).extract_if(.., |taken| taken.by == here).collect();
-        drop(come);
-        Ok(())
-    }
-
-    fn settle_all(&self, label: &str) -> Result<(), CommError> {
-        let taken = std::mem::take(&mut *lock(&self.taken));
-        taken.into_iter().try_for_each(|Taken { tensor, come, .. }| {
-            self.device.wait(come, label)?;
-            drop(tensor);
-            Ok(())
-        })
     }
 }
 
@@ -259,7 +226,11 @@ impl DeviceCollectives for Board {
         comm.barrier(&format!("{label}: full"))?;
         let own = parts.of_ranks().find(|(rank, _)| *rank == comm.rank());
         let Some((_, own)) = own else { return Ok(Vec::new()) };
-        comm.world_size().ranks().map(|rank| self.take_part(rank, notice, own.clone(), label)).collect()
+        let addends = comm.world_size().ranks().map(|rank| {
+            let bucket = self.look(rank, notice, label)?;
+            Ok(cube::part(bucket, own.clone()))
+        });
+        self.bring(addends.collect::<Result<_, CommError>>()?, label)
     }
 
     fn all_gather(
@@ -269,17 +240,17 @@ impl DeviceCollectives for Board {
     ) -> Result<Vec<(usize, CubeTensor)>, CommError> {
         let BucketParts { comm, label, .. } = *parts;
         let notice = Notice::Sums(parts.bucket);
-        self.settle(&[&part], label)?;
+        self.device.settle(&[&part], label)?;
         self.hang_out([(notice, part)]);
         comm.barrier(&format!("{label}: summed"))?;
-        let all = parts
-            .of_ranks()
-            .map(|(rank, range)| Ok((range.start, self.take_part(rank, notice, 0..range.len(), label)?)));
-        all.collect()
+        let sums = parts.of_ranks().map(|(rank, range)| Ok((range.start, self.look(rank, notice, label)?)));
+        let (starts, sums): (Vec<_>, Vec<_>) =
+            sums.collect::<Result<Vec<_>, CommError>>()?.into_iter().unzip();
+        Ok(starts.into_iter().zip(self.bring(sums, label)?).collect())
     }
 
     fn finish(&self, parts: &BucketParts<'_>, sums: Option<&CubeTensor>) -> Result<(), CommError> {
-        self.settle(sums.as_slice(), parts.label)?;
+        self.device.settle(sums.as_slice(), parts.label)?;
         parts.comm.barrier(&format!("{}: taken", parts.label))?;
         let mut shown = lock(&self.own().shown);
         let before =
@@ -290,11 +261,16 @@ impl DeviceCollectives for Board {
     }
 }
 
-/// Whether memory goes from one device to the other without the host.
-fn reaches(from: &Port, to: &Port) -> bool {
-    let [from, to] = [&from.client, &to.client];
-    let (one, other) = (from.service_id(), to.service_id());
-    one == other || (one.service == other.service && from.has_device_transport() && to.has_device_transport())
+fn is_same(one: &Port, other: &Port) -> bool {
+    one.client.service_id() == other.client.service_id()
+}
+
+/// What connects a device to others, or why nothing does.
+fn find_carrier(own: &Port, others: &[&Port]) -> Result<Box<dyn Carrier>, String> {
+    #[cfg(feature = "cuda")]
+    return Ok(Box::new(crate::cuda::Peers::new(own, others.iter().copied())?));
+    #[cfg(not(feature = "cuda"))]
+    Err(format!("nothing connects {:?} and {:?}", own.device, others[0].device))
 }
 
 /// A number that no other process has.

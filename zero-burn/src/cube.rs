@@ -70,6 +70,15 @@ pub(crate) fn part(buffer: CubeTensor, elements: Range<usize>) -> CubeTensor {
     CubeTensor::new_contiguous(client, device, [elements.len()].into(), handle, dtype)
 }
 
+/// Its type.
+///
+/// # Panics
+///
+/// If it is none of those that ranks exchange.
+pub(crate) fn dtype_of(buffer: &CubeTensor) -> DType {
+    host_dtype(buffer.dtype).expect("ranks exchange this type")
+}
+
 /// Bytes of its elements.
 pub(crate) fn bytes(buffer: &CubeTensor) -> u64 {
     (buffer.meta.num_elements() * buffer.dtype.size()) as u64

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
+#[cfg(feature = "cube")]
+use std::thread::{self, ThreadId};
 use std::time::Instant;
 
 use burn::tensor::{Device, Tensor};
@@ -35,6 +37,9 @@ pub(crate) struct Gathers {
     /// What is on the device.
     #[cfg(feature = "cube")]
     on_device: Arc<Mutex<LiveMemory>>,
+    /// The thread that steps, as far as is known.
+    #[cfg(feature = "cube")]
+    stepping: Mutex<Option<ThreadId>>,
     state: Mutex<State>,
 }
 
@@ -98,6 +103,8 @@ impl Gathers {
             counted,
             #[cfg(feature = "cube")]
             on_device: Arc::clone(&base.gathered_on_device),
+            #[cfg(feature = "cube")]
+            stepping: Mutex::default(),
             state: Mutex::new(State { ahead: LookAhead::new(sizes, options), slots, round: 0, copies: 0 }),
             windows,
             device: base.device.clone(),
@@ -163,7 +170,12 @@ impl Gathers {
     fn gather(&self, parameter: ParameterIndex) -> Result<Gathered, CommError> {
         #[cfg(feature = "cube")]
         if self.windows.are_on_devices() {
-            let whole = self.windows.whole_on_device(parameter)?;
+            // Who steps waits for what it has read, but knows nothing of other threads.
+            let steps = *lock(&self.stepping) == Some(thread::current().id());
+            let whole = match steps {
+                true => self.windows.whole_on_device(parameter)?,
+                false => self.windows.whole_when_there(parameter)?,
+            };
             live_memory::reach(&whole);
             lock(&self.on_device).track(&whole);
             return Ok(Gathered::OnDevice(Box::new(whole)));
@@ -186,6 +198,7 @@ impl Gathers {
     /// Waits for what is on its way ahead of its use: its owner is about to change it.
     #[cfg(feature = "cube")]
     pub(crate) fn settle(&self) {
+        *lock(&self.stepping) = Some(thread::current().id());
         let coming: Vec<_> = {
             let slots = &mut lock(&self.state).slots;
             let coming = slots.iter_mut().enumerate().filter_map(|(at, slot)| match slot.resident.take() {

@@ -9,8 +9,6 @@ use zero_comm::{CommError, CommunicatorExt, ReduceOp};
 use zero_core::{Bytes, ParameterIndex, Rank};
 
 #[cfg(feature = "cube")]
-use crate::agreement::give_up;
-#[cfg(feature = "cube")]
 use crate::device_bucket::DeviceBucket;
 use crate::engine::Engine;
 use crate::floats::{Write, burn_dtype};
@@ -199,7 +197,7 @@ impl GradientStore {
         let bucket = &engine.layout.buckets()[index];
         let failed = |error: KernelError| {
             let label = &engine.bucket_labels[index];
-            give_up(&*engine.comm, OpKind::ReduceScatter, label, error.to_string())
+            engine.comm.give_up(OpKind::ReduceScatter, label, &error.to_string())
         };
         let on_device = match (self.buckets[index].on_device.take(), &engine.port) {
             (Some(on_device), _) => on_device,

@@ -52,10 +52,10 @@
 //! - `host`, `floats`, `shared`: tensors as host memory, numbers of 16 and 32 bits in it, gathered ones that are still alive.
 //! - `devices`: [`DeviceKind`], and which device a rank takes; with a runtime of CubeCL's also `cube`, `arena`: tensors as
 //!   buffers of a device, several side by side in one; `transports`, `rank_device`: how ranks' devices reach each other past
-//!   host memory, and waiting for one; `board`: for ranks of one process; `process_windows`, `cuda`: for processes;
-//!   `live_memory`: what layers have, counted;
-//!   `device_bucket`, `device_reduction`, `device_update`, `on_device`: gradients on their way to a bucket there, sums of
-//!   buckets, a step of [`Fused`], and what else is other there.
+//!   host memory, and waiting for one; `board`: for ranks of one process; `process_windows`: for processes; `cuda`:
+//!   copies between CUDA devices of either, and NCCL; `live_memory`: what layers have, counted; `device_bucket`,
+//!   `device_reduction`, `device_update`, `on_device`: gradients on their way to a bucket there, sums of buckets, a step of
+//!   [`Fused`], and what else is other there.
 //! - `kernels`, with a runtime of CubeCL's: updates, norms, moves and quantization of many tensors in buffers on a device, for
 //!   whoever has such.
 //! - `report`, `statistics`: [`MemoryReport`], [`Statistics`] and [`TraceEvent`].
@@ -65,7 +65,8 @@
 //! - `flex` (default): Burn's CPU backend.
 //! - `cuda`, `rocm`, `wgpu`, `vulkan`, `metal`, `webgpu`: devices by CubeCL, as Burn's features of these names. Of the same
 //!   meaning as Burn's are `fusion` and `autotune`; whoever turns on Burn's `fusion` has to turn on this one. With `cuda`, ranks
-//!   that are processes read each other's devices, and reduce gradients by NCCL, where these are found at run time.
+//!   read each other's devices where the hardware connects them; those that are processes reduce gradients by NCCL, where it is
+//!   found at run time.
 //! - `cube`: what these have in common, and no device. `cuda-source`: for a test that compiles all kernels for CUDA without one.
 //! - `launcher`: `launcher`, which starts ranks as processes.
 

@@ -44,8 +44,7 @@ impl Engine {
         #[cfg(feature = "cube")]
         if let Some(shown) = &self.transports.shards {
             self.gathers.settle();
-            shown.settle(&[], "parameters that were read")?;
-            shown.settle_all("parameters that were read")?;
+            shown.device().settle(&[], "parameters that were read")?;
         }
         Ok(())
     }

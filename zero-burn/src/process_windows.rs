@@ -393,15 +393,6 @@ impl<M: SharedMemory> DeviceWindows for ProcessWindows<M> {
     fn whole(&self, windows: &Windows, parameter: ParameterIndex) -> Result<CubeTensor, CommError> {
         self.join(windows, parameter, self.device().comm.world_size().ranks())
     }
-
-    fn settle(&self, written: &[&CubeTensor], label: &str) -> Result<(), CommError> {
-        self.device().settle(written, label)
-    }
-
-    /// Who takes something waits until it is there.
-    fn settle_all(&self, _: &str) -> Result<(), CommError> {
-        Ok(())
-    }
 }
 
 impl<M: SharedMemory> Drop for ProcessWindows<M> {

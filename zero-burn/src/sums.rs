@@ -6,11 +6,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Instant;
 
-use zero_comm::{CommError, Communicator, OpKind, Work, panic_message};
+use zero_comm::{CommError, Communicator, CommunicatorExt, OpKind, Work, panic_message};
 use zero_core::{Bucket, Layout, ParameterIndex};
 use zero_offload::HostBuffer;
 
-use crate::agreement::give_up;
 #[cfg(feature = "cube")]
 use crate::device_bucket::DeviceBucket;
 #[cfg(feature = "cube")]
@@ -269,7 +268,7 @@ fn start<B: Send + 'static>(
     let ran = catch_unwind(AssertUnwindSafe(|| run(&*engine.comm, &mut buffers, label)));
     // The others are in the middle of it: they are to hear why, as from a queue.
     ran.unwrap_or_else(|panic| {
-        Err(give_up(&*engine.comm, OpKind::ReduceScatter, label, panic_message(&*panic)))
+        Err(engine.comm.give_up(OpKind::ReduceScatter, label, &panic_message(&*panic)))
     })?;
     engine.recorder.exposed(Activity::Reduce, begin);
     Ok(Started::Done(buffers))

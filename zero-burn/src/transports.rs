@@ -81,12 +81,6 @@ pub(crate) trait DeviceWindows: fmt::Debug + Send + Sync {
         }
         Ok(())
     }
-
-    /// Waits until the device has done what this thread gave it to do, `written` included, and all that it took has come.
-    fn settle(&self, written: &[&CubeTensor], label: &str) -> Result<(), CommError>;
-
-    /// Waits until all that any thread took has come.
-    fn settle_all(&self, label: &str) -> Result<(), CommError>;
 }
 
 /// How a bucket's gradients get from every rank's device to those of who adds them up. All ranks bring the same buckets in the
@@ -107,6 +101,25 @@ pub(crate) trait DeviceCollectives: fmt::Debug + Send + Sync {
 
     /// Returns when nobody needs what this rank gave, and the device has written `sums`.
     fn finish(&self, parts: &BucketParts<'_>, sums: Option<&CubeTensor>) -> Result<(), CommError>;
+}
+
+/// What brings tensors from other devices of this process.
+pub(crate) trait Carrier: fmt::Debug + Send + Sync {
+    /// Does all copies, in no order, when `device` has done what this thread gave it to do, and returns when they are done. What is
+    /// copied was written before.
+    fn carry(&self, device: &RankDevice, copies: &[Carry<'_>], label: &str) -> Result<(), CommError>;
+}
+
+/// A tensor of any device to be copied into one of the rank's.
+#[cfg_attr(
+    not(any(feature = "cuda", all(test, feature = "wgpu"))),
+    expect(dead_code, reason = "nothing else connects devices")
+)]
+pub(crate) struct Carry<'a> {
+    pub(crate) from: &'a CubeTensor,
+    pub(crate) into: &'a CubeTensor,
+    /// The first element that is written.
+    pub(crate) start: usize,
 }
 
 /// How a bucket is cut into a part for each rank.

@@ -138,7 +138,7 @@ impl Windows {
     pub(crate) fn whole_when_there(&self, parameter: ParameterIndex) -> Result<CubeTensor, CommError> {
         let whole = self.whole_on_device(parameter)?;
         if let Some(on_devices) = &self.on_devices {
-            on_devices.settle(&[&whole], self.parameter(parameter).name())?;
+            on_devices.device().settle(&[&whole], self.parameter(parameter).name())?;
         }
         Ok(whole)
     }

@@ -12,7 +12,6 @@ use zero_core::{DType, Rank};
 
 use super::held_tensor::HeldTensor;
 use crate::cube;
-use crate::host::host_dtype;
 use crate::rank_device::RankDevice;
 use crate::transports::{BucketParts, DeviceCollectives};
 
@@ -135,17 +134,13 @@ impl Drop for NcclCollectives {
     }
 }
 
-fn dtype_of(tensor: &CubeTensor) -> DType {
-    host_dtype(tensor.dtype).expect("buckets are of a type that ranks know")
-}
-
 impl DeviceCollectives for NcclCollectives {
     fn device(&self) -> &RankDevice {
         &self.device
     }
 
     fn all_to_all(&self, parts: &BucketParts<'_>, bucket: CubeTensor) -> Result<Vec<CubeTensor>, CommError> {
-        let (own, dtype) = (self.comm().rank(), dtype_of(&bucket));
+        let (own, dtype) = (self.comm().rank(), cube::dtype_of(&bucket));
         let (held, mut transfer) = (self.hold(&bucket, parts.label)?, self.transfer(dtype, parts.label));
         let mut addends = Vec::new();
         for (rank, range) in parts.of_ranks() {
@@ -170,7 +165,7 @@ impl DeviceCollectives for NcclCollectives {
         parts: &BucketParts<'_>,
         part: CubeTensor,
     ) -> Result<Vec<(usize, CubeTensor)>, CommError> {
-        let (own, dtype) = (self.comm().rank(), dtype_of(&part));
+        let (own, dtype) = (self.comm().rank(), cube::dtype_of(&part));
         let (held, mut transfer) = (self.hold(&part, parts.label)?, self.transfer(dtype, parts.label));
         let mut all = Vec::new();
         for (rank, range) in parts.of_ranks() {

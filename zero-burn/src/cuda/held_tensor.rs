@@ -1,4 +1,4 @@
-//! Where tensors lie on a CUDA device.
+//! Where tensors lie on a CUDA device, and copies of them there.
 
 use std::any::Any;
 use std::fmt;
@@ -6,7 +6,7 @@ use std::fmt;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::cuda::CudaRuntime;
 use cubecl_server::runtime::Runtime;
-use zero_comm::CommError;
+use zero_comm::{CommError, DeviceCopier, DeviceCopy, NcclError};
 
 use crate::rank_device::RankDevice;
 
@@ -29,6 +29,28 @@ impl HeldTensor {
     pub(super) fn forget(self) {
         std::mem::forget(self.memory);
     }
+}
+
+/// Copies to or from tensors that are held, when the device has done what this thread gave it.
+pub(super) fn copy(
+    copier: &DeviceCopier,
+    device: &RankDevice,
+    held: Vec<HeldTensor>,
+    copies: &[DeviceCopy],
+    label: &str,
+) -> Result<(), CommError> {
+    device.settle(&[], label)?;
+    // SAFETY: callers made sure of the lengths; all that was to be done with tensors before is done, and they are held
+    // until the copies are done, or for good. Windows are never freed, and who reads one finds out whether it was written
+    // meanwhile.
+    let copied = unsafe { copier.copy(copies, &*device.comm, label) };
+    copied.map_err(|error| {
+        held.into_iter().for_each(HeldTensor::forget);
+        match error {
+            NcclError::Comm(error) => error,
+            error => device.fail(label, error),
+        }
+    })
 }
 
 impl fmt::Debug for HeldTensor {

@@ -6,7 +6,7 @@ use zero_comm::{
 };
 use zero_core::DType;
 
-use super::held_tensor::HeldTensor;
+use super::held_tensor::{HeldTensor, copy};
 use crate::cube;
 use crate::process_windows::{MemoryHandle, Piece, SharedMemory};
 use crate::rank_device::RankDevice;
@@ -25,22 +25,6 @@ impl CudaMemory {
     pub(super) fn new(device: RankDevice, index: usize) -> Result<Self, String> {
         let copier = DeviceCopier::new(index).map_err(|error| error.to_string())?;
         Ok(Self { device, index, copier })
-    }
-
-    /// Copies to or from tensors that are held, when the device has done what this thread gave it.
-    fn copy(&self, held: Vec<HeldTensor>, copies: &[DeviceCopy], label: &str) -> Result<(), CommError> {
-        self.device.settle(&[], label)?;
-        // SAFETY: callers made sure of the lengths; all that was to be done with tensors before is done, and they are held
-        // until the copies are done, or for good. Windows are never freed, and who reads one finds out whether it was written
-        // meanwhile.
-        let copied = unsafe { self.copier.copy(copies, &*self.device.comm, label) };
-        copied.map_err(|error| {
-            held.into_iter().for_each(HeldTensor::forget);
-            match error {
-                NcclError::Comm(error) => error,
-                error => self.device.fail(label, error),
-            }
-        })
     }
 
     fn open(&self, handle: MemoryHandle) -> Result<DeviceView, NcclError> {
@@ -80,7 +64,7 @@ impl SharedMemory for CudaMemory {
             copies.push(DeviceCopy { from: hold.address, into, bytes });
             held.push(hold);
         }
-        self.copy(held, &copies, label)
+        copy(&self.copier, &self.device, held, &copies, label)
     }
 
     fn join(
@@ -102,7 +86,7 @@ impl SharedMemory for CudaMemory {
         });
         let copies: Result<Vec<_>, String> = copies.collect();
         let copies = copies.map_err(|reason| self.device.fail(label, reason))?;
-        self.copy(vec![held], &copies, label)?;
+        copy(&self.copier, &self.device, vec![held], &copies, label)?;
         Ok(whole)
     }
 }

@@ -1,4 +1,4 @@
-//! Transports between CUDA devices of ranks that are processes.
+//! Transports between CUDA devices: of ranks that are threads of a process (`peers`), and of ranks that are processes.
 //!
 //! Shards are read from each other's memory, which CUDA maps between processes of one host: no rank has to do anything for one
 //! who reads. Buckets are a matter of all ranks, in one order, and go by NCCL, between hosts as well.
@@ -10,6 +10,7 @@
 mod collectives;
 mod held_tensor;
 mod memory;
+mod peers;
 
 use std::sync::Arc;
 
@@ -17,6 +18,7 @@ use zero_comm::{CommError, Communicator, CommunicatorExt};
 
 use self::collectives::NcclCollectives;
 use self::memory::CudaMemory;
+pub(crate) use self::peers::Peers;
 use crate::arena::Port;
 use crate::board::process;
 use crate::process_windows::ProcessWindows;
@@ -33,7 +35,7 @@ pub(crate) fn find(comm: &Arc<dyn Communicator>, port: Option<&Port>) -> Result<
     let is_ready = !all.contains(&0) && all.windows(2).all(|pair| pair[0] != pair[1]);
     let Some((port, index)) = device.filter(|_| is_ready) else { return Ok(Transports::default()) };
     // What CubeCL's streams wait for is this process's alone.
-    let device = || RankDevice { comm: Arc::clone(comm), port: port.clone(), is_alone: true };
+    let device = || RankDevice { comm: Arc::clone(comm), port: port.clone() };
     let shares_host = comm.ranks_of_host().len() == comm.world_size().get();
     let memory = match shares_host {
         true => CudaMemory::new(device(), index),

@@ -1,4 +1,5 @@
-//! Ranks that are processes, each with a CUDA device; two share one, if there is only one. Skipped where there is none.
+//! What goes between CUDA devices: of processes, two of which share one if there is only one, and of threads. Skipped where
+//! there is none.
 
 use std::env;
 use std::path::PathBuf;
@@ -6,12 +7,14 @@ use std::process::{Command, Output, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-use zero_comm::{CommError, Communicator, Meeting, NcclCommunicator, ProcessWorld, WorldError};
+use burn::tensor::Device;
+use zero_comm::{CommError, Communicator, LocalWorld, Meeting, NcclCommunicator, ProcessWorld, WorldError};
 use zero_core::{DType, Rank, WorldSize};
 
 use super::find;
 use crate::DeviceKind;
 use crate::arena::Port;
+use crate::board::Board;
 use crate::transports::fixture::{Member, bytes_of, elements, tensor};
 use crate::transports::{BucketParts, DeviceCollectives};
 
@@ -68,21 +71,56 @@ fn what_is_on_a_device_comes_to_others() {
 #[ignore = "run by another test"]
 fn a_rank_that_shows_and_gives() {
     let ran = rank(|comm, member, collectives| {
-        for first in [0, 50] {
-            member.show(first)?;
-            comm.fence("shown")?;
-            assert_eq!(member.read()?, elements(first));
-            comm.fence("read")?;
-        }
-        let Some(collectives) = collectives else { return Ok(()) };
-        for dtype in [DType::F32, DType::F16] {
-            for counts in [vec![3; comm.world_size().get()], (0..comm.world_size().get()).collect()] {
-                give(&*collectives, comm, &member, dtype, &counts);
-            }
+        show_all(comm, &member)?;
+        if let Some(collectives) = collectives {
+            give_all(&*collectives, comm);
         }
         Ok(())
     });
     ran.unwrap();
+}
+
+/// Runs what threads do, one more than there are devices, if there are two.
+fn on_threads(f: impl Fn(&Arc<dyn Communicator>, Device, Arc<Board>) -> Result<(), CommError> + Sync) {
+    let devices = NcclCommunicator::device_count().unwrap_or(0);
+    if devices < 2 {
+        println!("two CUDA devices are needed, and there are {devices}");
+        return;
+    }
+    let world = LocalWorld::new(WorldSize::new(devices + 1).unwrap()).with_deadline(Duration::from_secs(60));
+    let ran = world.run(|comm| {
+        let device = DeviceKind::Cuda.device_of_rank(&comm).unwrap();
+        let board = Board::meet(&comm, Port::of(&device).as_ref())?;
+        f(&comm, device, board.expect("the hardware connects them"))
+    });
+    ran.unwrap();
+}
+
+#[test]
+fn what_is_on_a_device_comes_to_other_threads() {
+    on_threads(|comm, device, board| {
+        show_all(comm, &Member::new(comm, device, board.clone()))?;
+        give_all(&*board, comm);
+        Ok(())
+    });
+}
+
+#[test]
+fn what_comes_does_not_meet_what_the_device_has_still_to_do() {
+    on_threads(|comm, _, board| {
+        let (ranks, device) = (comm.world_size().get(), DeviceCollectives::device(&*board));
+        let parts = BucketParts { comm: &**comm, bucket: 7, counts: &vec![3; ranks], label: "bucket" };
+        let bucket = tensor(device, &vec![1; 12 * ranks], DType::F32);
+        device.settle(&[&bucket], "bucket")?;
+        // This takes a while, and then memory is written that is free to what comes.
+        let large = tensor(device, &vec![0; 256 << 20], DType::F32);
+        drop((0..16).map(|_| tensor(device, &[2; 12], DType::F32)).collect::<Vec<_>>());
+        let addends = board.all_to_all(&parts, bucket)?;
+        drop(large);
+        board.finish(&parts, None)?;
+        assert!(addends.iter().all(|addend| bytes_of(addend) == [1; 12]), "what came was overwritten");
+        Ok(())
+    });
 }
 
 #[test]
@@ -116,16 +154,31 @@ fn a_rank_that_dies_or_is_left() {
     assert_eq!(*rank, Rank::ROOT);
 }
 
+/// All see what each shows, and then what it shows in its place.
+fn show_all(comm: &Arc<dyn Communicator>, member: &Member) -> Result<(), CommError> {
+    for first in [0, 50] {
+        member.show(first)?;
+        comm.fence("shown")?;
+        assert_eq!(member.read()?, elements(first));
+        comm.fence("read")?;
+    }
+    Ok(())
+}
+
+/// Buckets of some types, cut in some ways.
+fn give_all(collectives: &dyn DeviceCollectives, comm: &Arc<dyn Communicator>) {
+    let ranks = comm.world_size().get();
+    for dtype in [DType::F32, DType::F16] {
+        for counts in [vec![3; ranks], (0..ranks).collect()] {
+            give(collectives, comm, dtype, &counts);
+        }
+    }
+}
+
 /// Every byte says whose it is, and where it was.
-fn give(
-    collectives: &dyn DeviceCollectives,
-    comm: &Arc<dyn Communicator>,
-    member: &Member,
-    dtype: DType,
-    counts: &[usize],
-) {
+fn give(collectives: &dyn DeviceCollectives, comm: &Arc<dyn Communicator>, dtype: DType, counts: &[usize]) {
     let byte = |rank: usize, at: usize| (rank * 64 + at) as u8;
-    let (own, size, device) = (comm.rank().index(), dtype.size(), member.on_devices.device());
+    let (own, size, device) = (comm.rank().index(), dtype.size(), collectives.device());
     let starts: Vec<_> = (0..counts.len()).map(|rank| counts[..rank].iter().sum::<usize>() * size).collect();
     let parts = BucketParts { comm: &**comm, bucket: 7, counts, label: "bucket" };
     let all: usize = counts.iter().sum::<usize>() * size;

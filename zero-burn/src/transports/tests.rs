@@ -11,33 +11,57 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock};
 use std::time::Duration;
 
+use burn::tensor::{Device, DeviceKind as GraphicsCard};
 use tempfile::TempDir;
 use zero_comm::LocalWorld;
 use zero_core::{Bytes, DType, LossScaling, Partition, Precision, Stage, ZeroConfig};
 
-use self::common::{LR, Odd, Run, cast, config, kind, rows, weights, with_engines_on, world};
+use self::common::{DeviceOf, LR, Odd, Run, cast, config, kind, rows, weights, with_engines_on, world};
 use super::fixture::{Member, bytes_of, elements, tensor};
 use super::*;
 use crate::engine::lock;
+use crate::kernels::{MoveRow, Onto, move_rows};
 use crate::process_windows::{MemoryHandle, Piece, ProcessWindows, SharedMemory};
-use crate::{Adam, Fused, WeightDecay, Zero, ZeroError};
+use crate::{Adam, DeviceKind, Fused, WeightDecay, Zero, ZeroError};
 
 /// Which transports there are.
 static SHARDS: AtomicBool = AtomicBool::new(false);
 static BUCKETS: AtomicBool = AtomicBool::new(false);
+/// Whether something connects all devices of a process.
+static BOARD: AtomicBool = AtomicBool::new(false);
 
 /// The transports that a test wants, if it wants any.
 pub(super) fn substituted(
     comm: &Arc<dyn Communicator>,
     port: Option<&Port>,
 ) -> Result<Option<Transports>, CommError> {
-    let [shards, buckets] = [&SHARDS, &BUCKETS].map(|wanted| wanted.load(Ordering::Relaxed));
+    let [shards, buckets, board] = [&SHARDS, &BUCKETS, &BOARD].map(|wanted| wanted.load(Ordering::Relaxed));
+    if board {
+        let board = Board::meet_by(|_, _| Ok(Box::new(ByHost)), comm, port)?;
+        return Ok(board.map(|board| Transports { shards: Some(board.clone()), buckets: Some(board) }));
+    }
     let Some(port) = port.filter(|_| shards || buckets) else { return Ok(None) };
-    let device = RankDevice { comm: Arc::clone(comm), port: port.clone(), is_alone: true };
+    let device = RankDevice { comm: Arc::clone(comm), port: port.clone() };
     let found = if shards { ProcessWindows::find(&**comm, Ok(Files::new(device)))? } else { None };
     assert_eq!(found.is_some(), shards);
     let board = if buckets { Board::meet(comm, Some(port))? } else { None };
     Ok(Some(Transports { shards: found.map(|shards| shards as _), buckets: board.map(|board| board as _) }))
+}
+
+/// What connects devices.
+#[derive(Debug)]
+struct ByHost;
+
+impl Carrier for ByHost {
+    fn carry(&self, device: &RankDevice, copies: &[Carry<'_>], label: &str) -> Result<(), CommError> {
+        for Carry { from, into, start } in copies {
+            let brought = tensor(device, &bytes_of(from), cube::dtype_of(from));
+            let [brought, into] = [brought, (*into).clone()].map(|tensor| cube::elements_of(tensor).unwrap());
+            let row = MoveRow { from: 0, to: *start, len: brought.len() };
+            move_rows(&device.port.client, &brought, &into, &[row], 1.0, Onto::Put).unwrap();
+        }
+        device.settle(&[], label)
+    }
 }
 
 /// Memory that is in files.
@@ -125,12 +149,16 @@ impl SharedMemory for Files {
     }
 }
 
-fn device(comm: &Arc<dyn Communicator>) -> Result<burn::tensor::Device, ZeroError> {
+fn device(comm: &Arc<dyn Communicator>) -> Result<Device, ZeroError> {
     kind().device_of_rank(comm)
 }
 
 fn train(size: usize, config: &ZeroConfig) -> (Run, Bytes) {
-    with_engines_on(&device, config, size, |_, zero| steps(&zero)).swap_remove(0)
+    train_on(&device, size, config)
+}
+
+fn train_on(device: DeviceOf<'_>, size: usize, config: &ZeroConfig) -> (Run, Bytes) {
+    with_engines_on(device, config, size, |_, zero| steps(&zero)).swap_remove(0)
 }
 
 /// A training of a few steps, with what windows take.
@@ -185,6 +213,40 @@ fn what_comes_from_devices_of_processes_is_what_comes_through_the_host() {
     }
 }
 
+/// One of two devices: the same piece of hardware, if there is no other, which is two devices to CubeCL.
+fn one_of_two(comm: &Arc<dyn Communicator>) -> Result<Device, ZeroError> {
+    if comm.rank().index().is_multiple_of(2) {
+        return Ok(kind().devices()?.remove(0));
+    }
+    Ok(match kind() {
+        DeviceKind::Wgpu => Device::wgpu(GraphicsCard::DefaultDevice),
+        #[cfg(feature = "vulkan")]
+        DeviceKind::Vulkan => Device::vulkan(GraphicsCard::DefaultDevice),
+        // CUDA connects devices, if there are two.
+        kind => kind.devices()?.remove(0),
+    })
+}
+
+#[test]
+fn threads_with_devices_of_their_own_train_as_on_one() {
+    let connected = LocalWorld::new(world(3)).run(|comm| {
+        let port = Port::of(&one_of_two(&comm).unwrap());
+        Ok::<_, CommError>(Board::meet(&comm, port.as_ref())?.is_some())
+    });
+    let are_apart = matches!(kind(), DeviceKind::Wgpu | DeviceKind::Vulkan);
+    assert_eq!(connected.unwrap(), [!are_apart; 3]);
+    for (stage, overlap) in Stage::ALL.into_iter().flat_map(|stage| [(stage, true), (stage, false)]) {
+        let config = ZeroConfig { overlap, ..config(stage) };
+        let (run, _) = train(3, &ZeroConfig { device_transport: false, ..config.clone() });
+        let run_of_two = |is_connected| {
+            BOARD.store(is_connected, Ordering::Relaxed);
+            train_on(&one_of_two, 3, &config).0
+        };
+        assert_eq!(run_of_two(false).weights, run.weights, "{stage}, overlap {overlap}, by the host");
+        assert_eq!(run_of_two(true).weights, run.weights, "{stage}, overlap {overlap}, between devices");
+    }
+}
+
 /// A rank with windows, if there are any, of memory with a fault.
 fn member(comm: &Arc<dyn Communicator>, fault: Option<&'static str>) -> Result<Option<Member>, CommError> {
     member_with(comm, &Arc::default(), fault)
@@ -196,7 +258,7 @@ fn member_with(
     fault: Option<&'static str>,
 ) -> Result<Option<Member>, CommError> {
     let device = device(comm).unwrap();
-    let rank_device = RankDevice { comm: Arc::clone(comm), port: Port::of(&device).unwrap(), is_alone: true };
+    let rank_device = RankDevice { comm: Arc::clone(comm), port: Port::of(&device).unwrap() };
     let memory = match fault {
         Some("no driver") => Err(String::from("no driver")),
         fault => Ok(Files { device: rank_device, meanwhile: Arc::clone(meanwhile), fault }),
