@@ -26,12 +26,13 @@ pub(crate) fn run(sh: &Shell) -> anyhow::Result<()> {
     let scratch = sh.create_temp_dir()?;
     let libraries = emulator::libraries(scratch.path());
     let missing = stand_in(sh, &program, scratch.path())?;
-    for devices in ["1", "2", "3"] {
+    for (devices, fault) in [("1", ""), ("2", ""), ("3", ""), ("2", "apart")] {
         let mut tests = Command::new(&program);
         tests.args(["cuda::", "--nocapture"]).current_dir(sh.current_dir());
         tests.env("LD_LIBRARY_PATH", &libraries).env("LD_PRELOAD", &missing);
-        tests.env(emulator::DEVICES, devices).env(emulator::MESSAGES, scratch.path());
-        println!("    {devices} emulated devices: {} cuda::", program.display());
+        tests.env(emulator::DEVICES, devices).env(emulator::FAULT, fault);
+        tests.env(emulator::MESSAGES, scratch.path());
+        println!("    {devices} emulated devices {fault}: {} cuda::", program.display());
         let outcome = tee::stream(tests)?;
         ensure!(outcome.status.success(), "on {devices} devices the tests ended with {}", outcome.status);
         let said = |what| outcome.lines.iter().any(|line| line.contains(what));

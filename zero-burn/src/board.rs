@@ -35,6 +35,8 @@ enum Notice {
     Bucket(usize),
     /// Its part of the sums of the bucket of that number.
     Sums(usize),
+    /// By which others find out whether they read what the rank has.
+    Sign,
 }
 
 /// One rank's view of what all ranks of its group show.
@@ -64,7 +66,7 @@ impl Board {
         Self::meet_by(find_carrier, comm, port)
     }
 
-    /// As [`meet`](Self::meet), with what connects the first device to others found by `find`, or why nothing does.
+    /// As [`meet`](Self::meet), with what connects this rank's device to others found by `find`, or why nothing does.
     pub(crate) fn meet_by(
         find: impl Fn(&Port, &[&Port]) -> Result<Box<dyn Carrier>, String>,
         comm: &Arc<dyn Communicator>,
@@ -110,7 +112,27 @@ impl Board {
         comm.all_reduce(&mut every, ReduceOp::Min, "whether devices reach each other")?;
         let Some((slots, carrier, port)) = found.filter(|_| every == [1.0]) else { return Ok(None) };
         let device = RankDevice { comm: Arc::clone(comm), port: port.clone() };
-        Ok(Some(Arc::new(Self { device, slots, carrier })))
+        let board = Self { device, slots, carrier };
+        board.try_out(&all)?;
+        Ok(Some(Arc::new(board)))
+    }
+
+    /// Makes sure that what comes from other devices is what is there; `cards` has two numbers of each rank that together
+    /// nobody else has.
+    fn try_out(&self, cards: &[i64]) -> Result<(), CommError> {
+        const LABEL: &str = "trying out connections of devices";
+        if self.carrier.is_none() {
+            return Ok(());
+        }
+        let (device, ranks) = (&self.device, || self.device.comm.world_size().ranks());
+        let signs: Vec<_> = cards.chunks_exact(2).map(|card| (card[0] ^ card[1]).cast_unsigned()).collect();
+        let own = device.sign(signs[device.comm.rank().index()]);
+        device.settle(&[&own], LABEL)?;
+        self.hang_out([(Notice::Sign, own)]);
+        let shown = ranks().map(|rank| self.look(rank, Notice::Sign, LABEL));
+        let brought = self.bring(shown.collect::<Result<_, _>>()?, LABEL)?;
+        let mut read = ranks().zip(signs).zip(&brought);
+        read.try_for_each(|((rank, sign), read)| device.compare(rank, sign, read, LABEL))
     }
 
     /// Shows tensors that the device has written, each in place of what was shown before.
@@ -188,15 +210,27 @@ impl DeviceWindows for Board {
         !lock(&self.own().shown).contains_key(&Notice::Shard(parameter, values))
     }
 
-    fn whole(&self, windows: &Windows, parameter: ParameterIndex) -> Result<CubeTensor, CommError> {
+    fn whole(
+        &self,
+        windows: &Windows,
+        parameter: ParameterIndex,
+        waits: bool,
+    ) -> Result<CubeTensor, CommError> {
         let (notice, spec) = (Notice::Shard(parameter, windows.values), windows.parameter(parameter));
         let (device, name, numel) = (&self.device, spec.name(), spec.numel());
         let ranges = spec.partition().ranges().filter(|(_, range)| !range.is_empty());
         let shards = ranges.map(|(rank, range)| Ok((range.start, self.look(rank, notice, name)?)));
         let shards: Vec<_> = shards.collect::<Result<_, CommError>>()?;
         let Some(carrier) = &self.carrier else {
+            // Their owners change shards in place unless somebody has them.
+            let kept = if waits { shards.clone() } else { Vec::new() };
             let whole = arena::join(&device.port, windows.dtype, numel, shards);
-            return whole.map_err(|error| device.fail(name, error));
+            let whole = whole.map_err(|error| device.fail(name, error))?;
+            if waits {
+                device.settle(&[&whole], name)?;
+            }
+            drop(kept);
+            return Ok(whole);
         };
         let whole = device.empty(numel, windows.dtype, name)?;
         let copies = shards.iter().map(|(start, shard)| Carry { from: shard, into: &whole, start: *start });

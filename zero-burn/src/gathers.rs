@@ -37,7 +37,7 @@ pub(crate) struct Gathers {
     /// What is on the device.
     #[cfg(feature = "cube")]
     on_device: Arc<Mutex<LiveMemory>>,
-    /// The thread that steps, as far as is known.
+    /// The thread that made the last step.
     #[cfg(feature = "cube")]
     stepping: Mutex<Option<ThreadId>>,
     state: Mutex<State>,
@@ -195,7 +195,7 @@ impl Gathers {
         drop(stale);
     }
 
-    /// Waits for what is on its way ahead of its use: its owner is about to change it.
+    /// Waits for what is on its way ahead of its use: its owner is about to change it, in a step of this thread's.
     #[cfg(feature = "cube")]
     pub(crate) fn settle(&self) {
         *lock(&self.stepping) = Some(thread::current().id());

@@ -39,7 +39,8 @@ impl Engine {
         if self.has_device() { self.check() } else { Ok(()) }
     }
 
-    /// Waits until this rank has read all that it asked others' devices for: once the ranks agree on a step, shards change.
+    /// Waits until this thread, which steps, and the look-ahead have read what they asked devices for: once the ranks agree on a
+    /// step, shards change. Other threads have waited already.
     pub(crate) fn settle_reads(&self) -> Result<(), CommError> {
         #[cfg(feature = "cube")]
         if let Some(shown) = &self.transports.shards {

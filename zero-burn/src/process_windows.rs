@@ -17,7 +17,6 @@ use zero_core::{DType, ParameterIndex, Rank};
 
 use crate::cube;
 use crate::engine::lock;
-use crate::host::tensor_dtype;
 use crate::rank_device::RankDevice;
 use crate::transports::DeviceWindows;
 use crate::windows::{Values, Windows};
@@ -194,18 +193,18 @@ impl<M: SharedMemory> ProcessWindows<M> {
     ) -> Result<Option<Arc<Self>>, CommError> {
         let shown = memory.and_then(|memory| Ok((memory.allocate(WORD)?, memory)));
         // What each writes there: nothing that could be there already.
-        let own_sign = RandomState::new().hash_one(comm.rank().index()).to_le_bytes();
+        let own_sign = RandomState::new().hash_one(comm.rank().index());
         let mine = match &shown {
-            Ok((block, memory)) => Ok([&memory.handle(block)[..], &own_sign].concat()),
+            Ok((block, memory)) => Ok([&memory.handle(block)[..], &own_sign.to_le_bytes()].concat()),
             Err(reason) => Err(reason.as_str()),
         };
         let mine = mine.as_deref().map_err(|reason| *reason);
         let Some(cards) = bring(comm, mine)? else { return Ok(None) };
         let card = |card: &Vec<u8>| {
             let (handle, sign) = card.split_first_chunk()?;
-            Some((*handle, sign.try_into().ok()?))
+            Some((*handle, u64::from_le_bytes(sign.try_into().ok()?)))
         };
-        let cards: Vec<(MemoryHandle, [u8; WORD])> = cards.iter().filter_map(card).collect();
+        let cards: Vec<(MemoryHandle, u64)> = cards.iter().filter_map(card).collect();
         let reached = shown.and_then(|(block, memory)| {
             cards.iter().try_for_each(|(handle, _)| memory.reach(*handle))?;
             Ok((block, memory))
@@ -218,7 +217,7 @@ impl<M: SharedMemory> ProcessWindows<M> {
         left.into_iter().for_each(|end| end());
         let [compute, masters] = [(), ()].map(|()| Mutex::new(Published::NOTHING));
         let windows = Self { memory: Arc::new(memory), compute, masters };
-        windows.try_out(&block, &own_sign, &cards)?;
+        windows.try_out(&block, own_sign, &cards)?;
         Ok(Some(Arc::new(windows)))
     }
 
@@ -226,30 +225,17 @@ impl<M: SharedMemory> ProcessWindows<M> {
     fn try_out(
         &self,
         block: &M::Block,
-        own_sign: &[u8; WORD],
-        cards: &[(MemoryHandle, [u8; WORD])],
+        own_sign: u64,
+        cards: &[(MemoryHandle, u64)],
     ) -> Result<(), CommError> {
         let device = self.memory.device();
-        let (comm, port) = (&device.comm, &device.port);
-        let (dtype, numel) = (DType::F32, WORD / DType::F32.size());
-        let own = port.client.create_from_slice(own_sign);
-        let (client, cube) = (port.client.clone(), port.device.clone());
-        let own = CubeTensor::new_contiguous(client, cube, [numel].into(), own, tensor_dtype(dtype));
-        self.memory.write(block, &[(0, &own)], FINDING)?;
+        let comm = &device.comm;
+        self.memory.write(block, &[(0, &device.sign(own_sign))], FINDING)?;
         comm.barrier(FINDING)?;
         for (rank, &(handle, sign)) in comm.world_size().ranks().zip(cards) {
             let piece = Piece { handle, from: 0, bytes: WORD, into: 0 };
-            let read = self.memory.join(dtype, numel, &[piece], FINDING)?;
-            let mut bytes = [0; WORD];
-            let outcome = cube::read(&read, 0, "reading from another process", &mut bytes);
-            outcome.map_err(|error| device.fail(FINDING, error))?;
-            if bytes != sign {
-                let reason = format!(
-                    "memory of the device of {rank} reads as {bytes:?}, not {sign:?}: devices do not reach each other as \
-                     the driver says; set device_transport to false"
-                );
-                return Err(device.fail(FINDING, reason));
-            }
+            let read = self.memory.join(DType::F32, WORD / DType::F32.size(), &[piece], FINDING)?;
+            device.compare(rank, sign, &read, FINDING)?;
         }
         // Before the memory is used for something else.
         comm.barrier(FINDING)
@@ -390,7 +376,8 @@ impl<M: SharedMemory> DeviceWindows for ProcessWindows<M> {
         self.join(windows, parameter, [rank].into_iter())
     }
 
-    fn whole(&self, windows: &Windows, parameter: ParameterIndex) -> Result<CubeTensor, CommError> {
+    /// What is copied has been waited for.
+    fn whole(&self, windows: &Windows, parameter: ParameterIndex, _: bool) -> Result<CubeTensor, CommError> {
         self.join(windows, parameter, self.device().comm.world_size().ranks())
     }
 }

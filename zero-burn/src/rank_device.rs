@@ -10,7 +10,9 @@ use zero_comm::{CommError, Communicator, CommunicatorExt, OpKind};
 use zero_core::{DType, Rank};
 
 use crate::arena::Port;
+use crate::cube;
 use crate::device_bucket::Written;
+use crate::host::tensor_dtype;
 
 /// The longest that one who waits does not look whether the world has failed.
 pub(crate) const SLICE: Duration = Duration::from_millis(20);
@@ -54,6 +56,35 @@ impl RankDevice {
                 return Err(CommError::Timeout { operation, label, after, missing: vec![rank] });
             }
         }
+    }
+
+    /// Eight bytes, by which others find out whether they read what this rank has.
+    pub(crate) fn sign(&self, sign: u64) -> CubeTensor {
+        let (client, device) = (self.port.client.clone(), self.port.device.clone());
+        let handle = client.create_from_slice(&sign.to_le_bytes());
+        CubeTensor::new_contiguous(client, device, [2].into(), handle, tensor_dtype(DType::F32))
+    }
+
+    /// Makes sure that the sign of `rank` was read as what it is.
+    pub(crate) fn compare(
+        &self,
+        rank: Rank,
+        sign: u64,
+        read: &CubeTensor,
+        label: &str,
+    ) -> Result<(), CommError> {
+        let mut bytes = [0; _];
+        cube::read(read, 0, "reading from another device", &mut bytes)
+            .map_err(|error| self.fail(label, error))?;
+        let read = u64::from_le_bytes(bytes);
+        if read == sign {
+            return Ok(());
+        }
+        let reason = format!(
+            "memory of the device of {rank} reads as {read:#x}, not {sign:#x}: devices do not reach each other as the driver \
+             says; set device_transport to false"
+        );
+        Err(self.fail(label, reason))
     }
 
     /// A tensor whose content is unspecified.

@@ -60,8 +60,13 @@ pub(crate) trait DeviceWindows: fmt::Debug + Send + Sync {
     /// Whether a shard was withdrawn, and has to be shown again though it is the same.
     fn is_withdrawn(&self, parameter: ParameterIndex, values: Values) -> bool;
 
-    /// Every rank's shard, side by side on this rank's device.
-    fn whole(&self, windows: &Windows, parameter: ParameterIndex) -> Result<CubeTensor, CommError>;
+    /// Every rank's shard, side by side on this rank's device; if it `waits`, the device has written that.
+    fn whole(
+        &self,
+        windows: &Windows,
+        parameter: ParameterIndex,
+        waits: bool,
+    ) -> Result<CubeTensor, CommError>;
 
     /// The shard of `rank`, on any device.
     fn shard(
@@ -105,8 +110,8 @@ pub(crate) trait DeviceCollectives: fmt::Debug + Send + Sync {
 
 /// What brings tensors from other devices of this process.
 pub(crate) trait Carrier: fmt::Debug + Send + Sync {
-    /// Does all copies, in no order, when `device` has done what this thread gave it to do, and returns when they are done. What is
-    /// copied was written before.
+    /// Does all copies, in no order, when `device` has done what this thread gave it to do, and returns when they are done.
+    /// What is copied has been written by its device.
     fn carry(&self, device: &RankDevice, copies: &[Carry<'_>], label: &str) -> Result<(), CommError>;
 }
 

@@ -1,4 +1,4 @@
-//! Where tensors lie on a CUDA device, and copies of them there.
+//! Where tensors lie on a CUDA device.
 
 use std::any::Any;
 use std::fmt;
@@ -6,7 +6,7 @@ use std::fmt;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::cuda::CudaRuntime;
 use cubecl_server::runtime::Runtime;
-use zero_comm::{CommError, DeviceCopier, DeviceCopy, NcclError};
+use zero_comm::CommError;
 
 use crate::rank_device::RankDevice;
 
@@ -17,11 +17,13 @@ pub(super) struct HeldTensor {
 }
 
 impl HeldTensor {
-    /// Holds a tensor of the device. What this thread gives the device from now on, a wait included, comes after the tensor's
-    /// allocation by any thread; what other threads wrote to it since has to be waited for by who gives the tensor.
+    /// Holds a tensor of any device; `device` is the rank's, whose world hears of errors. What this thread gives the tensor's
+    /// device from now on, a wait included, comes after the tensor's allocation by any thread; what other threads wrote to it
+    /// since has to be waited for by who gives the tensor.
     pub(super) fn of(tensor: &CubeTensor, device: &RankDevice, label: &str) -> Result<Self, CommError> {
         let resource = tensor.client.get_resource::<<CudaRuntime as Runtime>::Server>(tensor.handle.clone());
-        let resource = resource.map_err(|error| device.fail(label, error))?;
+        let resource = resource
+            .map_err(|error| device.fail(label, format!("memory of {:?}: {error}", tensor.device)))?;
         Ok(Self { address: resource.resource().ptr, memory: Box::new(resource) })
     }
 
@@ -29,28 +31,6 @@ impl HeldTensor {
     pub(super) fn forget(self) {
         std::mem::forget(self.memory);
     }
-}
-
-/// Copies to or from tensors that are held, when the device has done what this thread gave it.
-pub(super) fn copy(
-    copier: &DeviceCopier,
-    device: &RankDevice,
-    held: Vec<HeldTensor>,
-    copies: &[DeviceCopy],
-    label: &str,
-) -> Result<(), CommError> {
-    device.settle(&[], label)?;
-    // SAFETY: callers made sure of the lengths; all that was to be done with tensors before is done, and they are held
-    // until the copies are done, or for good. Windows are never freed, and who reads one finds out whether it was written
-    // meanwhile.
-    let copied = unsafe { copier.copy(copies, &*device.comm, label) };
-    copied.map_err(|error| {
-        held.into_iter().for_each(HeldTensor::forget);
-        match error {
-            NcclError::Comm(error) => error,
-            error => device.fail(label, error),
-        }
-    })
 }
 
 impl fmt::Debug for HeldTensor {

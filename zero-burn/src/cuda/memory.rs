@@ -6,7 +6,7 @@ use zero_comm::{
 };
 use zero_core::DType;
 
-use super::held_tensor::{HeldTensor, copy};
+use super::copies::Copies;
 use crate::cube;
 use crate::process_windows::{MemoryHandle, Piece, SharedMemory};
 use crate::rank_device::RankDevice;
@@ -57,14 +57,13 @@ impl SharedMemory for CudaMemory {
         tensors: &[(usize, &CubeTensor)],
         label: &str,
     ) -> Result<(), CommError> {
-        let (mut held, mut copies) = (Vec::new(), Vec::new());
+        let mut copies = Copies::new(&self.copier, &self.device, label);
         for (start, tensor) in tensors {
-            let (hold, bytes) = (HeldTensor::of(tensor, &self.device, label)?, cube::bytes(tensor) as usize);
+            let (from, bytes) = (copies.hold(tensor)?, cube::bytes(tensor) as usize);
             let into = block.address(*start..start + bytes).expect("a block has room for its shards");
-            copies.push(DeviceCopy { from: hold.address, into, bytes });
-            held.push(hold);
+            copies.add(DeviceCopy { from, into, bytes });
         }
-        copy(&self.copier, &self.device, held, &copies, label)
+        copies.run()
     }
 
     fn join(
@@ -75,18 +74,19 @@ impl SharedMemory for CudaMemory {
         label: &str,
     ) -> Result<CubeTensor, CommError> {
         let whole = self.device.empty(numel, dtype, label)?;
-        let held = HeldTensor::of(&whole, &self.device, label)?;
-        let copies = pieces.iter().map(|piece| {
+        let mut copies = Copies::new(&self.copier, &self.device, label);
+        let start = copies.hold(&whole)?;
+        let fail = |reason: String| self.device.fail(label, reason);
+        for piece in pieces {
             let Piece { handle, from, bytes, into } = *piece;
             assert!(into + bytes <= numel * dtype.size(), "pieces are of the tensor");
-            let view = self.open(handle).map_err(|error| error.to_string())?;
-            let missing = || format!("there are no {bytes} bytes behind byte {from} of a window");
-            let from = view.address(from..from + bytes).ok_or_else(missing)?;
-            Ok(DeviceCopy { from, into: held.address + into as u64, bytes })
-        });
-        let copies: Result<Vec<_>, String> = copies.collect();
-        let copies = copies.map_err(|reason| self.device.fail(label, reason))?;
-        copy(&self.copier, &self.device, vec![held], &copies, label)?;
+            let view = self.open(handle).map_err(|error| fail(error.to_string()))?;
+            let from = view
+                .address(from..from + bytes)
+                .ok_or_else(|| fail(format!("there are no {bytes} bytes behind byte {from} of a window")))?;
+            copies.add(DeviceCopy { from, into: start + into as u64, bytes });
+        }
+        copies.run()?;
         Ok(whole)
     }
 }

@@ -8,6 +8,7 @@
 //! is. Threads that read ahead and reduce have streams of their own, so what layers compute goes on meanwhile.
 
 mod collectives;
+mod copies;
 mod held_tensor;
 mod memory;
 mod peers;
@@ -28,13 +29,12 @@ use crate::transports::Transports;
 /// Those between the ranks of `comm`; `port` if this rank wants any. Collective.
 pub(crate) fn find(comm: &Arc<dyn Communicator>, port: Option<&Port>) -> Result<Transports, CommError> {
     let device = port.and_then(|port| Some((port.clone(), port.cuda_index()? as usize)));
-    // Threads of a process whose devices CubeCL does not connect are no case for what connects processes.
+    // Threads of a process whose devices nothing connects are no case for what connects processes.
     let own = if device.is_some() { process() } else { 0 };
     let mut all = comm.all_gather_value(own, "who has a CUDA device and a process for it")?;
     all.sort_unstable();
     let is_ready = !all.contains(&0) && all.windows(2).all(|pair| pair[0] != pair[1]);
     let Some((port, index)) = device.filter(|_| is_ready) else { return Ok(Transports::default()) };
-    // What CubeCL's streams wait for is this process's alone.
     let device = || RankDevice { comm: Arc::clone(comm), port: port.clone() };
     let shares_host = comm.ranks_of_host().len() == comm.world_size().get();
     let memory = match shares_host {

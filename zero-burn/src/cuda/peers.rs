@@ -1,8 +1,10 @@
 //! Copies between CUDA devices of one process.
 
+use std::ptr;
+
 use zero_comm::{CommError, DeviceCopier, DeviceCopy};
 
-use super::held_tensor::{HeldTensor, copy};
+use super::copies::Copies;
 use crate::arena::Port;
 use crate::cube;
 use crate::rank_device::RankDevice;
@@ -33,17 +35,17 @@ impl Peers {
 
 impl Carrier for Peers {
     fn carry(&self, device: &RankDevice, copies: &[Carry<'_>], label: &str) -> Result<(), CommError> {
-        let (mut held, mut device_copies) = (Vec::new(), Vec::new());
-        for Carry { from, into, start } in copies {
-            let (bytes, room) = (cube::bytes(from), cube::bytes(into));
-            let behind = (start * from.dtype.size()) as u64;
-            assert!(behind + bytes <= room, "what is copied has room");
-            let [source, target] = [from, into].map(|tensor| HeldTensor::of(tensor, device, label));
-            let (source, target) = (source?, target?);
-            let (from, into) = (source.address, target.address + behind);
-            device_copies.push(DeviceCopy { from, into, bytes: bytes as usize });
-            held.extend([source, target]);
+        let mut all = Copies::new(&self.copier, device, label);
+        // Copies into one tensor come one after the other.
+        for copies in copies.chunk_by(|one, other| ptr::eq(one.into, other.into)) {
+            let (start, room) = (all.hold(copies[0].into)?, cube::bytes(copies[0].into));
+            for Carry { from, start: element, .. } in copies {
+                let (behind, bytes) = ((element * from.dtype.size()) as u64, cube::bytes(from));
+                assert!(behind + bytes <= room, "what is copied has room");
+                let from = all.hold(from)?;
+                all.add(DeviceCopy { from, into: start + behind, bytes: bytes as usize });
+            }
         }
-        copy(&self.copier, device, held, &device_copies, label)
+        all.run()
     }
 }

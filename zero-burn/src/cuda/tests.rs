@@ -7,8 +7,9 @@ use std::process::{Command, Output, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-use burn::tensor::Device;
-use zero_comm::{CommError, Communicator, LocalWorld, Meeting, NcclCommunicator, ProcessWorld, WorldError};
+use zero_comm::{
+    CommError, Communicator, DeviceCopier, LocalWorld, Meeting, NcclCommunicator, ProcessWorld, WorldError,
+};
 use zero_core::{DType, Rank, WorldSize};
 
 use super::find;
@@ -16,7 +17,7 @@ use crate::DeviceKind;
 use crate::arena::Port;
 use crate::board::Board;
 use crate::transports::fixture::{Member, bytes_of, elements, tensor};
-use crate::transports::{BucketParts, DeviceCollectives};
+use crate::transports::{BucketParts, DeviceCollectives, DeviceWindows};
 
 /// The variable for where processes meet.
 const MEETING: &str = "ZERO_BURN_TEST_MEETING";
@@ -80,46 +81,54 @@ fn a_rank_that_shows_and_gives() {
     ran.unwrap();
 }
 
-/// Runs what threads do, one more than there are devices, if there are two.
-fn on_threads(f: impl Fn(&Arc<dyn Communicator>, Device, Arc<Board>) -> Result<(), CommError> + Sync) {
+/// Runs what threads do, one more than there are devices, if there are two and all are connected.
+fn on_threads(f: impl Fn(&Arc<dyn Communicator>, &Member, &Board) -> Result<(), CommError> + Sync) {
     let devices = NcclCommunicator::device_count().unwrap_or(0);
     if devices < 2 {
         println!("two CUDA devices are needed, and there are {devices}");
         return;
     }
+    let reaches_all = |device| {
+        let mut copier = DeviceCopier::new(device).unwrap();
+        (0..devices).all(|other| copier.reach(other).unwrap())
+    };
+    let are_connected = (0..devices).all(reaches_all);
     let world = LocalWorld::new(WorldSize::new(devices + 1).unwrap()).with_deadline(Duration::from_secs(60));
     let ran = world.run(|comm| {
         let device = DeviceKind::Cuda.device_of_rank(&comm).unwrap();
         let board = Board::meet(&comm, Port::of(&device).as_ref())?;
-        f(&comm, device, board.expect("the hardware connects them"))
+        assert_eq!(board.is_some(), are_connected);
+        let Some(board) = board else { return Ok(()) };
+        f(&comm, &Member::new(&comm, device, board.clone()), &board)
     });
     ran.unwrap();
+    if !are_connected {
+        println!("nothing connects the CUDA devices");
+    }
 }
 
 #[test]
 fn what_is_on_a_device_comes_to_other_threads() {
-    on_threads(|comm, device, board| {
-        show_all(comm, &Member::new(comm, device, board.clone()))?;
-        give_all(&*board, comm);
+    on_threads(|comm, member, board| {
+        show_all(comm, member)?;
+        give_all(board, comm);
         Ok(())
     });
 }
 
 #[test]
 fn what_comes_does_not_meet_what_the_device_has_still_to_do() {
-    on_threads(|comm, _, board| {
-        let (ranks, device) = (comm.world_size().get(), DeviceCollectives::device(&*board));
-        let parts = BucketParts { comm: &**comm, bucket: 7, counts: &vec![3; ranks], label: "bucket" };
-        let bucket = tensor(device, &vec![1; 12 * ranks], DType::F32);
-        device.settle(&[&bucket], "bucket")?;
+    on_threads(|comm, member, board| {
+        member.show(0)?;
+        comm.fence("shown")?;
+        let device = DeviceWindows::device(board);
         // This takes a while, and then memory is written that is free to what comes.
         let large = tensor(device, &vec![0; 256 << 20], DType::F32);
-        drop((0..16).map(|_| tensor(device, &[2; 12], DType::F32)).collect::<Vec<_>>());
-        let addends = board.all_to_all(&parts, bucket)?;
+        drop((0..16).map(|_| tensor(device, &[2; 40], DType::F32)).collect::<Vec<_>>());
+        let whole = member.whole()?;
         drop(large);
-        board.finish(&parts, None)?;
-        assert!(addends.iter().all(|addend| bytes_of(addend) == [1; 12]), "what came was overwritten");
-        Ok(())
+        assert_eq!(bytemuck::pod_collect_to_vec::<u8, f32>(&bytes_of(&whole)), elements(0));
+        comm.fence("read")
     });
 }
 

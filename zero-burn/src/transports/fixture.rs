@@ -67,9 +67,13 @@ impl Member {
         self.on_devices.show(&self.windows, vec![(ParameterIndex::new(0), shard)])
     }
 
+    pub(crate) fn whole(&self) -> Result<CubeTensor, CommError> {
+        self.on_devices.whole(&self.windows, ParameterIndex::new(0), true)
+    }
+
     /// All elements, by both ways to read them.
     pub(crate) fn read(&self) -> Result<Vec<f32>, CommError> {
-        let whole = bytes_of(&self.on_devices.whole(&self.windows, ParameterIndex::new(0))?);
+        let whole = bytes_of(&self.whole()?);
         let mut read = vec![0; whole.len()];
         self.on_devices.read(&self.windows, ParameterIndex::new(0), &mut read)?;
         assert_eq!(read, whole);

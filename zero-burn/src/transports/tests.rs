@@ -36,9 +36,10 @@ pub(super) fn substituted(
     port: Option<&Port>,
 ) -> Result<Option<Transports>, CommError> {
     let [shards, buckets, board] = [&SHARDS, &BUCKETS, &BOARD].map(|wanted| wanted.load(Ordering::Relaxed));
-    if board {
+    if board && port.is_some() {
         let board = Board::meet_by(|_, _| Ok(Box::new(ByHost)), comm, port)?;
-        return Ok(board.map(|board| Transports { shards: Some(board.clone()), buckets: Some(board) }));
+        let board = board.expect("something connects devices");
+        return Ok(Some(Transports { shards: Some(board.clone()), buckets: Some(board) }));
     }
     let Some(port) = port.filter(|_| shards || buckets) else { return Ok(None) };
     let device = RankDevice { comm: Arc::clone(comm), port: port.clone() };
@@ -222,7 +223,7 @@ fn one_of_two(comm: &Arc<dyn Communicator>) -> Result<Device, ZeroError> {
         DeviceKind::Wgpu => Device::wgpu(GraphicsCard::DefaultDevice),
         #[cfg(feature = "vulkan")]
         DeviceKind::Vulkan => Device::vulkan(GraphicsCard::DefaultDevice),
-        // CUDA connects devices, if there are two.
+        // There is no way to have one twice.
         kind => kind.devices()?.remove(0),
     })
 }

@@ -46,8 +46,8 @@ impl DeviceCopier {
         Ok(Self { context, stream, connected: Vec::new() })
     }
 
-    /// Connects its device to another one of this process, counted from 0, if the hardware does. Copies from there are then direct;
-    /// the driver takes others through host memory.
+    /// Connects its device to another one of this process, counted from 0, if the hardware does. Copies of memory that was
+    /// allocated there as a whole, not of a pool of the driver's, are then direct; the driver takes others through the host.
     ///
     /// # Errors
     ///
@@ -75,7 +75,9 @@ impl DeviceCopier {
             during: format!("connecting CUDA device {} to CUDA device {device}", own.ordinal()),
             error,
         })?;
-        self.connected.push(other);
+        if is_connected != 0 && !self.connected.contains(&other) {
+            self.connected.push(other);
+        }
         Ok(is_connected != 0)
     }
 
@@ -89,8 +91,8 @@ impl DeviceCopier {
     ///
     /// # Safety
     ///
-    /// Memory at both addresses of each copy is that long, allocated or mapped on the device or, if it is read, on another of
-    /// this process, and stays so until the copies are done. What had to be done with either is done, and nothing else accesses what is written meanwhile. What
+    /// Memory at both addresses of each copy is that long, allocated or mapped on the device or, if it is read, on
+    /// another of this process, and stays so until the copies are done. What had to be done with either is done, and nothing else accesses what is written meanwhile. What
     /// is read may be written meanwhile, also by another process: then the bytes that are copied are unspecified.
     pub unsafe fn copy(
         &self,

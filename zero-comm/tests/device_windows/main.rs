@@ -221,11 +221,12 @@ fn process() {
         }
         "connected" => {
             let mut copier = DeviceCopier::new(0).unwrap();
+            let windows = [0, 1].map(|device| DeviceWindow::new(device, BYTES).unwrap());
+            let [here, there] = windows.each_ref().map(|window| window.address(0..BYTES).unwrap());
+            assert!(copy(there, here, BYTES).is_err(), "the emulator wants a connection");
             // What is connected stays so.
             assert_eq!([0, 1, 1].map(|device| copier.reach(device)), [Ok(true), Ok(true), Ok(true)]);
             assert_eq!(copier.reach(2), Err(NcclError::NoSuchDevice { device: 2, count: 2 }));
-            let windows = [0, 1].map(|device| DeviceWindow::new(device, BYTES).unwrap());
-            let [here, there] = windows.each_ref().map(|window| window.address(0..BYTES).unwrap());
             copy(pattern(1).as_ptr() as u64, there, BYTES).unwrap();
             // SAFETY: both windows have as much, and nobody else uses them.
             unsafe {

@@ -142,7 +142,6 @@ unsafe extern "C" fn cuDeviceCanAccessPeer(can: *mut c_int, device: c_int, other
 
 #[unsafe(no_mangle)]
 extern "C" fn cuCtxEnablePeerAccess(other: usize, _: c_uint) -> Code {
-    static ENABLED: Mutex<Vec<(usize, usize)>> = Mutex::new(Vec::new());
     let (pair, mut enabled) = ((current(), other), ENABLED.lock().unwrap());
     if pair.0 == pair.1 || fails("apart") {
         return INVALID_CONTEXT;
@@ -201,8 +200,10 @@ unsafe extern "C" {
     fn munmap(at: *mut c_void, length: usize) -> c_int;
 }
 
-/// By address: the file and its length.
-static MEMORY: LazyLock<Mutex<HashMap<Address, (File, usize)>>> = LazyLock::new(Mutex::default);
+/// By address: the file, its length, and the context.
+static MEMORY: LazyLock<Mutex<HashMap<Address, (File, usize, usize)>>> = LazyLock::new(Mutex::default);
+/// Contexts, each with one whose memory it reaches.
+static ENABLED: Mutex<Vec<(usize, usize)>> = Mutex::new(Vec::new());
 
 fn map(file: &File, bytes: usize) -> Option<Address> {
     const READ_AND_WRITE: c_int = 3;
@@ -229,7 +230,7 @@ unsafe extern "C" fn cuMemAlloc_v2(address: *mut Address, bytes: usize) -> Code 
     let file = File::from(unsafe { OwnedFd::from_raw_fd(file) });
     match file.set_len(bytes as u64).ok().and_then(|()| map(&file, bytes)) {
         Some(at) => {
-            MEMORY.lock().unwrap().insert(at, (file, bytes));
+            MEMORY.lock().unwrap().insert(at, (file, bytes, current()));
             put(address, at)
         }
         None => OUT_OF_MEMORY,
@@ -238,7 +239,7 @@ unsafe extern "C" fn cuMemAlloc_v2(address: *mut Address, bytes: usize) -> Code 
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuMemFree_v2(address: Address) -> Code {
-    let Some((_, bytes)) = MEMORY.lock().unwrap().remove(&address) else { return INVALID_VALUE };
+    let Some((_, bytes, _)) = MEMORY.lock().unwrap().remove(&address) else { return INVALID_VALUE };
     // SAFETY: it was mapped, and who frees it uses it no more.
     unsafe { munmap(pointer(address), bytes) };
     SUCCESS
@@ -275,7 +276,7 @@ unsafe extern "C" fn cuIpcGetMemHandle(handle: *mut Handle, address: Address) ->
         return NOT_SUPPORTED;
     }
     match MEMORY.lock().unwrap().get(&address) {
-        Some((file, _)) => {
+        Some((file, ..)) => {
             put(handle, Handle { owner: std::process::id(), file: file.as_raw_fd(), rest: [0; 56] })
         }
         None => INVALID_VALUE,
@@ -461,7 +462,19 @@ extern "C" fn cuStreamWaitEvent(name: isize, awaited: usize, _: c_uint) -> Code 
 
 #[unsafe(no_mangle)]
 extern "C" fn cuMemcpyDtoDAsync_v2(into: Address, from: Address, bytes: usize, on: isize) -> Code {
+    // A driver would do that through the host, which nobody wants.
+    if !is_reached(from) {
+        return INVALID_CONTEXT;
+    }
     stream(on).push(move || write_at(into, &bytes_at(from, bytes)))
+}
+
+/// Whether memory is of the current context or one that it reaches.
+fn is_reached(address: Address) -> bool {
+    let memory = MEMORY.lock().unwrap();
+    let owner = memory.iter().find(|(start, (_, bytes, _))| (**start..**start + *bytes as u64).contains(&address));
+    let pair = owner.map(|(_, (_, _, context))| (current(), *context));
+    pair.is_none_or(|pair| pair.0 == pair.1 || ENABLED.lock().unwrap().contains(&pair))
 }
 
 #[unsafe(no_mangle)]
