@@ -65,6 +65,16 @@ impl Carrier for ByHost {
     }
 }
 
+/// What brings nothing, though it says so.
+#[derive(Debug)]
+struct Broken;
+
+impl Carrier for Broken {
+    fn carry(&self, _: &RankDevice, _: &[Carry<'_>], _: &str) -> Result<(), CommError> {
+        Ok(())
+    }
+}
+
 /// Memory that is in files.
 #[derive(Debug)]
 struct Files {
@@ -228,14 +238,18 @@ fn one_of_two(comm: &Arc<dyn Communicator>) -> Result<Device, ZeroError> {
     })
 }
 
+/// Whether [`one_of_two`] gives two.
+fn is_two_devices() -> bool {
+    matches!(kind(), DeviceKind::Wgpu | DeviceKind::Vulkan)
+}
+
 #[test]
 fn threads_with_devices_of_their_own_train_as_on_one() {
     let connected = LocalWorld::new(world(3)).run(|comm| {
         let port = Port::of(&one_of_two(&comm).unwrap());
         Ok::<_, CommError>(Board::meet(&comm, port.as_ref())?.is_some())
     });
-    let are_apart = matches!(kind(), DeviceKind::Wgpu | DeviceKind::Vulkan);
-    assert_eq!(connected.unwrap(), [!are_apart; 3]);
+    assert_eq!(connected.unwrap(), [!is_two_devices(); 3]);
     for (stage, overlap) in Stage::ALL.into_iter().flat_map(|stage| [(stage, true), (stage, false)]) {
         let config = ZeroConfig { overlap, ..config(stage) };
         let (run, _) = train(3, &ZeroConfig { device_transport: false, ..config.clone() });
@@ -245,6 +259,19 @@ fn threads_with_devices_of_their_own_train_as_on_one() {
         };
         assert_eq!(run_of_two(false).weights, run.weights, "{stage}, overlap {overlap}, by the host");
         assert_eq!(run_of_two(true).weights, run.weights, "{stage}, overlap {overlap}, between devices");
+    }
+}
+
+#[test]
+fn devices_that_do_not_bring_what_is_there_are_found_out() {
+    let ran = LocalWorld::new(world(2)).run(|comm| {
+        let port = Port::of(&one_of_two(&comm).unwrap());
+        Board::meet_by(|_, _| Ok(Box::new(Broken)), &comm, port.as_ref()).map(drop)
+    });
+    if is_two_devices() {
+        let error = ran.unwrap_err().to_string();
+        assert!(error.contains("memory of the device of rank"), "{error}");
+        assert!(error.contains("device_transport"), "{error}");
     }
 }
 
