@@ -32,7 +32,7 @@ pub(crate) fn run(sh: &Shell) -> anyhow::Result<()> {
         tests.env("LD_LIBRARY_PATH", &libraries).env("LD_PRELOAD", &missing);
         tests.env(emulator::DEVICES, devices).env(emulator::FAULT, fault);
         tests.env(emulator::MESSAGES, scratch.path());
-        println!("    {devices} emulated devices {fault}: {} cuda::", program.display());
+        println!("    {devices} emulated devices, {fault:?}: {} cuda::", program.display());
         let outcome = tee::stream(tests)?;
         ensure!(outcome.status.success(), "on {devices} devices the tests ended with {}", outcome.status);
         let said = |what| outcome.lines.iter().any(|line| line.contains(what));

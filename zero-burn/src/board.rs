@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 
 use burn_cubecl::tensor::CubeTensor;
+use cubecl::client::Client;
 use zero_comm::{CommError, Communicator, CommunicatorExt, ReduceOp};
 use zero_core::{ParameterIndex, Rank};
 
@@ -96,7 +97,7 @@ impl Board {
         let slots: Option<Vec<_>> = all.chunks_exact(2).map(slot_of).collect();
         let found = slots.zip(port).and_then(|(slots, port)| {
             let ports = slots.iter().map(|slot| &slot.port);
-            let others: Vec<_> = ports.filter(|other| !is_same(other, port)).collect();
+            let others: Vec<_> = ports.filter(|other| !is_same(&other.client, &port.client)).collect();
             let carrier = if others.is_empty() { Ok(None) } else { find(port, &others).map(Some) };
             match carrier {
                 Ok(carrier) => Some((slots, carrier, port)),
@@ -149,8 +150,7 @@ impl Board {
     /// Tensors of any ranks' on the device of this one.
     fn bring(&self, tensors: Vec<CubeTensor>, label: &str) -> Result<Vec<CubeTensor>, CommError> {
         let Some(carrier) = &self.carrier else { return Ok(tensors) };
-        let own = self.device.port.client.service_id();
-        let is_here = |tensor: &CubeTensor| tensor.client.service_id() == own;
+        let is_here = |tensor: &CubeTensor| is_same(&tensor.client, &self.device.port.client);
         let place = |tensor: &CubeTensor| match is_here(tensor) {
             true => Ok(tensor.clone()),
             false => self.device.empty(tensor.meta.num_elements(), cube::dtype_of(tensor), label),
@@ -295,8 +295,9 @@ impl DeviceCollectives for Board {
     }
 }
 
-fn is_same(one: &Port, other: &Port) -> bool {
-    one.client.service_id() == other.client.service_id()
+/// Whether both are ways to one device.
+fn is_same(one: &Client, other: &Client) -> bool {
+    one.service_id() == other.service_id()
 }
 
 /// What connects a device to others, or why nothing does.

@@ -172,10 +172,7 @@ impl Gathers {
         if self.windows.are_on_devices() {
             // Who steps waits for what it has read, but knows nothing of other threads.
             let steps = *lock(&self.stepping) == Some(thread::current().id());
-            let whole = match steps {
-                true => self.windows.whole_on_device(parameter)?,
-                false => self.windows.whole_when_there(parameter)?,
-            };
+            let whole = self.windows.whole_on_device(parameter, !steps)?;
             live_memory::reach(&whole);
             lock(&self.on_device).track(&whole);
             return Ok(Gathered::OnDevice(Box::new(whole)));
@@ -266,7 +263,7 @@ impl Gathers {
                     Some(Gathered::OnHost(buffer)) => windows.read(parameter, buffer)?,
                     #[cfg(feature = "cube")]
                     other => {
-                        let whole = windows.whole_when_there(parameter)?;
+                        let whole = windows.whole_on_device(parameter, true)?;
                         live_memory::reach(&whole);
                         lock(&on_device).track(&whole);
                         *other = Some(Gathered::OnDevice(Box::new(whole)));

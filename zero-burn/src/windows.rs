@@ -99,7 +99,7 @@ impl Windows {
     pub(crate) fn whole(&self, parameter: ParameterIndex, pool: &HostPool) -> Result<Tensor<1>, CommError> {
         #[cfg(feature = "cube")]
         if self.are_on_devices() {
-            return Ok(cube::tensor(self.whole_when_there(parameter)?));
+            return Ok(cube::tensor(self.whole_on_device(parameter, true)?));
         }
         let mut buffer = pool.take(self.bytes(parameter));
         self.read(parameter, &mut buffer)?;
@@ -122,25 +122,18 @@ impl Windows {
         })
     }
 
-    /// Every rank's shard, side by side on this rank's device. The thread that steps waits for what it has read before shards
-    /// change; any other has to do so here.
+    /// Every rank's shard, side by side on this rank's device; if it `waits`, when the device has written it: other threads may
+    /// take it then. The thread that steps waits for what it has read before shards change; any other has to do so here.
     ///
     /// # Panics
     ///
     /// If ranks do not show their shards there.
     #[cfg(feature = "cube")]
-    pub(crate) fn whole_on_device(&self, parameter: ParameterIndex) -> Result<CubeTensor, CommError> {
-        self.whole_from_devices(parameter, false)
-    }
-
-    /// As [`whole_on_device`](Self::whole_on_device), when the device has written it: other threads may take it then.
-    #[cfg(feature = "cube")]
-    pub(crate) fn whole_when_there(&self, parameter: ParameterIndex) -> Result<CubeTensor, CommError> {
-        self.whole_from_devices(parameter, true)
-    }
-
-    #[cfg(feature = "cube")]
-    fn whole_from_devices(&self, parameter: ParameterIndex, waits: bool) -> Result<CubeTensor, CommError> {
+    pub(crate) fn whole_on_device(
+        &self,
+        parameter: ParameterIndex,
+        waits: bool,
+    ) -> Result<CubeTensor, CommError> {
         let on_devices = self.on_devices.as_ref().expect("asked for only where ranks show them there");
         self.during(parameter, || on_devices.whole(self, parameter, waits))
     }

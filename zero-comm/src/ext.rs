@@ -234,12 +234,16 @@ fn equal(world: WorldSize, count: usize) -> Vec<usize> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
     use crate::LocalWorld;
 
     #[test]
     fn the_first_to_give_up_is_named_by_all() {
         let [first, second] = LocalWorld::new(WorldSize::new(2).unwrap()).communicators().try_into().unwrap();
+        assert_eq!(first.check(OpKind::Barrier, "ours"), Ok(()));
+        first.expose(WindowKey::new(0), Arc::new(vec![1])).unwrap();
         assert_eq!(first.check(OpKind::Barrier, "ours"), Ok(()));
         let aborted = |operation| {
             let (rank, reason, label) = (second.rank(), "enough".to_owned(), "ours".to_owned());

@@ -92,8 +92,9 @@ impl DeviceCopier {
     /// # Safety
     ///
     /// Memory at both addresses of each copy is that long, allocated or mapped on the device or, if it is read, on
-    /// another of this process, and stays so until the copies are done. What had to be done with either is done, and nothing else accesses what is written meanwhile. What
-    /// is read may be written meanwhile, also by another process: then the bytes that are copied are unspecified.
+    /// another of this process, and stays so until the copies are done. What had to be done with either is done, and
+    /// nothing else accesses what is written meanwhile. What is read may be written meanwhile, also by another process:
+    /// then the bytes that are copied are unspecified.
     pub unsafe fn copy(
         &self,
         copies: &[DeviceCopy],
