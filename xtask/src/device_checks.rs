@@ -9,7 +9,7 @@ use crate::device::{Devices, Kind};
 use crate::main_job;
 use crate::ranks::Ranks;
 use crate::suite::{Verdict, judge};
-use crate::suites::NEXTEST;
+use crate::suites::{NEXTEST, NO_BACKTRACES};
 use crate::table::{Align, Table};
 use crate::test::seconds;
 use crate::workspace::Workspace;
@@ -159,7 +159,7 @@ impl What {
 
 impl Step {
     fn test(&self, sh: &Shell, kind: Kind, cargo: Vec<&str>) -> Verdict {
-        let mut command = sh.cmd("cargo").args(cargo).env("ZERO_DEVICE", kind.name());
+        let mut command = sh.cmd("cargo").args(cargo).env("ZERO_DEVICE", kind.name()).envs([NO_BACKTRACES]);
         if let Some(ranks) = self.ranks {
             command = command.env("ZERO_RANKS", ranks.to_string());
         }

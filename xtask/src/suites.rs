@@ -130,6 +130,9 @@ const fn fusion_tests(runner: [&'static str; 3]) -> [&'static str; 13] {
     [a, b, c, "-p", "zero-burn", "--features", DEVICE_FUSION, "--test", "devices", "--", first, second, third]
 }
 
+/// Where backtraces are on, CubeCL captures them though nothing has failed: a sixth of the time of tests on devices.
+pub(crate) const NO_BACKTRACES: (&str, &str) = ("RUST_LIB_BACKTRACE", "0");
+
 /// What runs on devices, on those that Vulkan has.
 const fn on_vulkan(
     name: &'static str,
@@ -259,8 +262,13 @@ pub(crate) const SUITES: &[Suite] = &[
         Action::cargo(&["test", "-p", "gpt", "--test", "pytorch", "--", "--include-ignored"]),
     )
     .needs(PYTORCH),
-    on_vulkan("devices", &[("ZERO_DEVICE", "wgpu")], DEVICE_NEXTEST, DEVICE_TEST),
-    on_vulkan("devices-fusion", &[("ZERO_DEVICE", "wgpu"), ("ZERO_RANKS", "2")], FUSION_NEXTEST, FUSION_TEST),
+    on_vulkan("devices", &[("ZERO_DEVICE", "wgpu"), NO_BACKTRACES], DEVICE_NEXTEST, DEVICE_TEST),
+    on_vulkan(
+        "devices-fusion",
+        &[("ZERO_DEVICE", "wgpu"), ("ZERO_RANKS", "2"), NO_BACKTRACES],
+        FUSION_NEXTEST,
+        FUSION_TEST,
+    ),
     Suite::new(
         "cuda-source",
         Action::cargo(&[
