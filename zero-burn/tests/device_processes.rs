@@ -11,7 +11,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use burn::tensor::Device;
-use common::{LR, Odd, Run, Weights, cast, config, kind, rows, weights, with_engines_on, world};
+use common::{LR, Odd, Run, Weights, cast, config, device, kind, rows, weights, with_engines_on, world};
 use tempfile::tempdir;
 use zero_burn::{
     Adam, DType, Fused, LossScaling, Partition, Precision, ProcessWorld, Rank, Stage, WeightDecay, Zero,
@@ -34,7 +34,6 @@ fn ranks() -> usize {
 
 /// The weights that ranks of one process come to, and that processes must.
 fn expected(stage: Stage, compute: DType) -> Weights {
-    let device = |comm: &_| kind().device_of_rank(comm);
     let runs = with_engines_on(&device, &config_of(stage, compute), ranks(), |_, zero| train(&zero));
     runs.into_iter().next().unwrap().weights
 }
@@ -69,8 +68,7 @@ fn a_process() {
     let process = ProcessWorld::new(Rank::new(number("RANK", 0)), world(ranks()), meeting);
     let ran = process.with_deadline(Duration::from_secs(60)).run(|comm| {
         for (stage, compute) in all() {
-            let device = kind().device_of_rank(&comm)?;
-            let run = train(&Zero::new(config_of(stage, compute), &comm, device)?)?;
+            let run = train(&Zero::new(config_of(stage, compute), &comm, device(&comm)?)?)?;
             let weights = run.weights.into_iter().flat_map(|(_, values)| values);
             let bytes: Vec<u8> = weights.flat_map(f32::to_le_bytes).collect();
             let expected = fs::read(folder.join(format!("{stage}, {compute}"))).unwrap();

@@ -16,7 +16,9 @@ use tempfile::TempDir;
 use zero_comm::LocalWorld;
 use zero_core::{Bytes, DType, LossScaling, Partition, Precision, Stage, ZeroConfig};
 
-use self::common::{DeviceOf, LR, Odd, Run, cast, config, kind, rows, weights, with_engines_on, world};
+use self::common::{
+    DeviceOf, LR, Odd, Run, cast, config, device, kind, rows, weights, with_engines_on, world,
+};
 use super::fixture::{Member, bytes_of, elements, tensor};
 use super::*;
 use crate::engine::lock;
@@ -158,10 +160,6 @@ impl SharedMemory for Files {
         }
         Ok(tensor(&self.device, &bytes, dtype))
     }
-}
-
-fn device(comm: &Arc<dyn Communicator>) -> Result<Device, ZeroError> {
-    kind().device_of_rank(comm)
 }
 
 fn train(size: usize, config: &ZeroConfig) -> (Run, Bytes) {

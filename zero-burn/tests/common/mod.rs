@@ -116,6 +116,17 @@ pub fn kind() -> DeviceKind {
     env::var("ZERO_DEVICE").unwrap_or_else(|_| String::from(default)).parse().unwrap()
 }
 
+/// The device of a rank, of the kind to test on; a test without one fails.
+///
+/// Ranks spin while the queue of CubeCL's server is full. Where cores are few, they would take them from the server, which
+/// they wait for: it starts here, and then this rank and the threads that it starts give way.
+pub fn device(comm: &Arc<dyn Communicator>) -> Result<Device, ZeroError> {
+    let device = kind().device_of_rank(comm)?;
+    Tensor::<1>::zeros([1], &device).into_data();
+    rustix::process::nice(19).unwrap();
+    Ok(device)
+}
+
 pub fn config(stage: Stage) -> ZeroConfig {
     ZeroConfig {
         stage,
