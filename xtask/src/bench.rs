@@ -3,7 +3,8 @@
 //! A benchmark is a `[[bench]]` target with `harness = false` of any member. It is run with `--rows FILE` (and
 //! cargo's own `--bench`), prints what it likes, and writes to FILE a JSON list of rows:
 //! `{"name": "...", "value": 1.5, "unit": "x", "bar": 1.2, "pass": true}`, where `value`, `bar` and `pass` may
-//! be null. With `--device`, it is built with the feature of that name and finds the name in `ZERO_DEVICE`.
+//! be null. With `--device`, it is built with the feature of that name and finds the name in `ZERO_DEVICE`. One that
+//! requires the feature `cube` runs on such devices alone: without `--device`, on those of wgpu.
 
 use std::path::{Path, PathBuf, absolute};
 use std::process::ExitCode;
@@ -26,7 +27,7 @@ pub(crate) struct Options {
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 
-    /// Runs it on a device of this kind; without one, says so and measures nothing.
+    /// Runs it on a device of this kind; where there is none, says so and measures nothing.
     #[arg(long)]
     device: Option<Kind>,
 
@@ -44,14 +45,15 @@ pub(crate) fn run(sh: &Shell, options: &Options) -> anyhow::Result<ExitCode> {
     match &options.name {
         Some(name) => {
             let (package, target) = find(&workspace, name)?;
-            let features = features(package, target, options.device)?;
+            let device = options.device.or_else(|| default_device(target));
+            let features = features(package, target, device)?;
             let json = options.json.as_deref();
-            if let Some(kind) = options.device {
+            if let Some(kind) = device {
                 if let Some(absence) = Devices::find(sh, kind)?.absence(kind) {
                     return skip(sh, &absence, json, options.require);
                 }
             }
-            measure(sh, (package, target), &features, options.device, json)
+            measure(sh, (package, target), &features, device, json)
         }
         None => {
             for (package, target) in benches(&workspace) {
@@ -60,6 +62,11 @@ pub(crate) fn run(sh: &Shell, options: &Options) -> anyhow::Result<ExitCode> {
             Ok(ExitCode::SUCCESS)
         }
     }
+}
+
+/// What a benchmark that needs a device runs on if none is asked for: most machines have a driver for wgpu.
+fn default_device(target: &Target) -> Option<Kind> {
+    target.required_features.iter().any(|feature| feature == "cube").then_some(Kind::Wgpu)
 }
 
 /// What the benchmark is built with.
@@ -140,7 +147,7 @@ fn find<'a>(workspace: &'a Workspace, name: &str) -> anyhow::Result<(&'a Package
 
 #[cfg(test)]
 mod tests {
-    use super::{Kind, Workspace, benches, features, find};
+    use super::{Kind, Workspace, benches, default_device, features, find};
 
     fn workspace(benches: &[(&str, &str)]) -> Workspace {
         let packages: Vec<_> = benches
@@ -181,6 +188,15 @@ mod tests {
         assert_eq!(error, "benchmark 'step' runs on no device: zero-burn has no feature 'cuda'");
         workspace.packages[0].features.insert("cuda".to_owned(), Vec::new());
         assert_eq!(built(&workspace, Some(Kind::Cuda)).unwrap(), "fast,cuda");
+    }
+
+    #[test]
+    fn a_benchmark_of_devices_finds_one_unasked() {
+        let mut workspace = workspace(&[("zero-burn", "kernels")]);
+        assert_eq!(default_device(find(&workspace, "kernels").unwrap().1), None);
+        let required = &mut workspace.packages[0].targets[1].required_features;
+        required.push("cube".to_owned());
+        assert_eq!(default_device(find(&workspace, "kernels").unwrap().1), Some(Kind::Wgpu));
     }
 
     #[test]
